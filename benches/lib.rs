@@ -1,0 +1,1 @@
+//! Benchmarks of the Rust core live beside this file, one per subject.

@@ -1,0 +1,181 @@
+"""Every error that Looseleaf raises.
+
+All derive from `LooseleafError`. Each keeps its numbers as attributes and survives pickling. A call that raised has changed
+nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BatchTooSmall",
+    "CorruptState",
+    "DuplicateSequence",
+    "EmptyPrompt",
+    "InvalidArgument",
+    "InvalidType",
+    "LooseleafError",
+    "NeverFits",
+    "OutOfBlocks",
+    "SequenceTooLong",
+    "StaleSequence",
+    "TooManySequences",
+    "UnknownSequence",
+]
+
+
+class LooseleafError(Exception):
+    """Base of all errors of this package."""
+
+
+class OutOfBlocks(LooseleafError):
+    """Not enough blocks now: wait, preempt or evict, then try again.
+
+    Attributes:
+        requested: blocks that the call needed.
+        free: blocks on the free stack.
+        evictable: cached blocks without holders.
+    """
+
+    def __init__(self, requested: int, free: int, evictable: int) -> None:
+        super().__init__(requested, free, evictable)
+        self.requested = requested
+        self.free = free
+        self.evictable = evictable
+
+    def __str__(self) -> str:
+        return f"need {self.requested} blocks, {self.free} free, {self.evictable} evictable"
+
+
+class NeverFits(LooseleafError):
+    """The request is larger than the whole pool: do not retry.
+
+    Attributes:
+        requested: blocks that the request needs.
+        capacity: blocks that the pool has.
+    """
+
+    def __init__(self, requested: int, capacity: int) -> None:
+        super().__init__(requested, capacity)
+        self.requested = requested
+        self.capacity = capacity
+
+    def __str__(self) -> str:
+        return f"need {self.requested} blocks, the pool has {self.capacity}"
+
+
+class InvalidArgument(LooseleafError, ValueError):
+    """An argument has a value that is not allowed; the text names it, what it was and what is allowed."""
+
+
+class InvalidType(LooseleafError, TypeError):
+    """An argument has a type or dtype that is not allowed; the text names it, what it was and what is allowed."""
+
+
+class EmptyPrompt(InvalidArgument):
+    """A sequence needs at least one token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "tokens is empty; a sequence needs at least 1 token"
+
+
+class SequenceTooLong(InvalidArgument):
+    """The sequence would outgrow its block table row.
+
+    Attributes:
+        requested: tokens that the sequence would hold.
+        max_sequence_len: tokens that a sequence may hold.
+    """
+
+    def __init__(self, requested: int, max_sequence_len: int) -> None:
+        super().__init__(requested, max_sequence_len)
+        self.requested = requested
+        self.max_sequence_len = max_sequence_len
+
+    def __str__(self) -> str:
+        return f"the sequence would hold {self.requested} tokens, max_sequence_len is {self.max_sequence_len}"
+
+
+class TooManySequences(LooseleafError):
+    """Every sequence slot is taken: release one, then try again.
+
+    Attributes:
+        max_sequences: sequences that can be alive at once.
+    """
+
+    def __init__(self, max_sequences: int) -> None:
+        super().__init__(max_sequences)
+        self.max_sequences = max_sequences
+
+    def __str__(self) -> str:
+        return f"all {self.max_sequences} sequences (max_sequences) are alive"
+
+
+class StaleSequence(LooseleafError):
+    """A sequence was used after its release.
+
+    Attributes:
+        handle: the integer handle that was used.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle)
+        self.handle = handle
+
+    def __str__(self) -> str:
+        return f"sequence handle {self.handle} was released"
+
+
+class UnknownSequence(InvalidArgument):
+    """A handle that this manager never issued.
+
+    Attributes:
+        handle: the integer handle that was used.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle)
+        self.handle = handle
+
+    def __str__(self) -> str:
+        return f"sequence handle {self.handle} was never issued by this manager"
+
+
+class DuplicateSequence(InvalidArgument):
+    """The same sequence stands twice in one call.
+
+    Attributes:
+        handle: the integer handle that stands twice.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle)
+        self.handle = handle
+
+    def __str__(self) -> str:
+        return f"sequence handle {self.handle} stands twice in one call"
+
+
+class BatchTooSmall(InvalidArgument):
+    """The step does not fit the bound batch buffers.
+
+    Attributes:
+        what: the buffer dimension that is too small, such as "max_batch_tokens".
+        requested: what the step needs.
+        limit: what the buffers hold.
+    """
+
+    def __init__(self, what: str, requested: int, limit: int) -> None:
+        super().__init__(what, requested, limit)
+        self.what = what
+        self.requested = requested
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the step needs {self.what} >= {self.requested}, the batch was bound with {self.limit}"
+
+
+class CorruptState(LooseleafError, RuntimeError):
+    """A recount of the allocator's state disagrees with it: a bug in Looseleaf or a caller that released a block twice."""
