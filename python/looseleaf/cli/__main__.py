@@ -1,0 +1,5 @@
+"""`python -m looseleaf.cli` is `looseleaf`."""
+
+from looseleaf.cli import main
+
+main()
