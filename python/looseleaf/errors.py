@@ -8,12 +8,14 @@ from __future__ import annotations
 
 __all__ = [
     "BatchTooSmall",
+    "CacheFolderUnavailable",
     "CorruptState",
     "DuplicateSequence",
     "EmptyPrompt",
     "InvalidArgument",
     "InvalidType",
     "LooseleafError",
+    "MissingPackage",
     "NeverFits",
     "OutOfBlocks",
     "SequenceTooLong",
@@ -179,3 +181,37 @@ class BatchTooSmall(InvalidArgument):
 
 class CorruptState(LooseleafError, RuntimeError):
     """A recount of the allocator's state disagrees with it: a bug in Looseleaf or a caller that released a block twice."""
+
+
+class MissingPackage(LooseleafError, ImportError):
+    """A package that this part of Looseleaf needs is not installed.
+
+    Attributes:
+        package: name of the package on PyPI.
+        command: the command that installs it.
+    """
+
+    def __init__(self, package: str, command: str) -> None:
+        super().__init__(package, command)
+        self.package = package
+        self.command = command
+
+    def __str__(self) -> str:
+        return f"the package {self.package} is missing; install it with: {self.command}"
+
+
+class CacheFolderUnavailable(LooseleafError):
+    """The user's cache folder cannot be used.
+
+    Attributes:
+        path: the file or folder that failed.
+        reason: what was tried and why it failed.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use {self.path}: {self.reason}; LOOSELEAF_CACHE names another cache folder"
