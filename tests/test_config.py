@@ -69,6 +69,6 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, np.float32])
-def test_a_dtype_that_is_no_string_is_refused(dtype: object) -> None:
+def test_a_dtype_of_another_library_is_refused(dtype: object) -> None:
     with pytest.raises(InvalidType, match="dtype must be a string"):
         ModelShape(**(FIELDS | {"dtype": dtype}))

@@ -7,7 +7,7 @@ from operator import index
 
 from looseleaf.errors import InvalidArgument, InvalidType
 
-__all__ = ["DTYPE_BYTES", "ModelShape"]
+__all__ = ["DTYPE_BYTES", "ModelShape", "dtype_name"]
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element of a KV cache, by dtype name."""
@@ -45,7 +45,7 @@ class ModelShape:
             object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if self.max_sequence_len is not None:
             object.__setattr__(self, "max_sequence_len", _positive("max_sequence_len", self.max_sequence_len))
-        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     @property
     def element_bytes(self) -> int:
@@ -62,11 +62,24 @@ def _positive(name: str, value: object) -> int:
     return number
 
 
-def _dtype_name(dtype: object) -> str:
-    if not isinstance(dtype, str):
-        raise InvalidType(f"dtype must be a string such as 'float16', not {dtype!r}")
-    name = dtype.removeprefix("torch.")
+def dtype_name(dtype: object) -> str:
+    """The one name of a dtype.
+
+    Args:
+        dtype: a name, an alias such as "bf16", or a `torch.dtype`.
+
+    Raises:
+        InvalidArgument: none of the dtypes of a KV cache.
+        InvalidType: neither a string nor a `torch.dtype`.
+
+    >>> dtype_name("bf16"), dtype_name("torch.float16")
+    ('bfloat16', 'float16')
+    """
+    text = str(dtype)
+    if not isinstance(dtype, str) and not text.startswith("torch."):
+        raise InvalidType(f"dtype must be a string such as 'float16' or a torch.dtype, not {dtype!r}")
+    name = text.removeprefix("torch.")
     name = _DTYPE_ALIASES.get(name, name)
     if name not in DTYPE_BYTES:
-        raise InvalidArgument(f"dtype must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
+        raise InvalidArgument(f"dtype must be one of {', '.join(DTYPE_BYTES)}, not {text!r}")
     return name
