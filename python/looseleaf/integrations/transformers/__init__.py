@@ -1,0 +1,1 @@
+"""Looseleaf under `transformers`: real models on a paged cache."""
