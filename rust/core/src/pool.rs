@@ -1,0 +1,324 @@
+//! Allocate, retain and release blocks, from any thread, without a lock.
+//!
+//! # Credits
+//!
+//! One counter says how many blocks an allocation is sure to find. A credit is added only after its block stands on the free
+//! stack, and taken, all that a call needs at once, before anything is popped. So an allocation is decided by one
+//! compare-exchange of the counter, before it has touched the stack, and who holds credits finds blocks:
+//!
+//! * Take the last of the takers whose pops came before ours. All credits taken up to it had been added, so their blocks had
+//!   been pushed, and the Acquire of its take has put those pushes before its pop.
+//! * The same holds for our own take and our own walk. Hence at any head that we can read, the blocks pushed exceed the blocks
+//!   popped by at least what we hold.
+//!
+//! A stack that is too short for a holder of credits is therefore a bug and is reported as such, not waited for.
+//!
+//! The credits and the stack's head have cache lines of their own. An allocation or a release of any number of blocks writes
+//! each of the two lines once.
+
+use crate::block::{BlockWord, Claimed, Released, Retained, Snapshot};
+use crate::config::require;
+use crate::free_stack::Chain;
+use crate::stats::Counters;
+use crate::sync::{AtomicU32, Ordering, OwnLine};
+use crate::{BlockId, Config, Error, FreeStack, PoolStats};
+
+/// The blocks of a manager: who holds how many references, and which are free.
+///
+/// Every method takes `&self` and may be called from any thread. `allocate`, `retain` and `release` are lock-free, reserve no
+/// memory and are O(number of blocks). The memory is reserved by [`new`](Self::new): 12 bytes per block.
+///
+/// # Examples
+///
+/// ```
+/// use looseleaf_core::{BlockId, BlockPool, Error};
+///
+/// let pool = BlockPool::new(4)?;
+/// let mut blocks = [BlockId::NULL; 3];
+/// pool.allocate(&mut blocks)?;
+/// assert_eq!(pool.num_free(), 1);
+///
+/// pool.retain(&blocks[..1])?; // a second holder
+/// pool.release(&blocks)?;
+/// assert_eq!((pool.count(blocks[0]), pool.num_free()), (1, 3));
+///
+/// let refused = pool.allocate(&mut [BlockId::NULL; 4]);
+/// assert_eq!(refused, Err(Error::OutOfBlocks { requested: 4, free: 3, evictable: 0 }));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BlockPool {
+    stack: FreeStack,
+    ledger: OwnLine<Ledger>,
+    /// Indexed by block id; the null block's word stays 0.
+    words: Box<[BlockWord]>,
+    num_blocks: u32,
+}
+
+/// What every allocation and release counts.
+#[derive(Debug)]
+struct Ledger {
+    credits: AtomicU32,
+    counters: Counters,
+}
+
+impl BlockPool {
+    /// A pool of the blocks `1..=num_blocks`, all free.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] unless `num_blocks` is in `1..=`[`Config::MAX_BLOCKS`].
+    pub fn new(num_blocks: u32) -> Result<Self, Error> {
+        require("num_blocks", num_blocks, 1..=Config::MAX_BLOCKS)?;
+        Ok(Self {
+            stack: FreeStack::new(num_blocks),
+            ledger: OwnLine(Ledger {
+                credits: AtomicU32::new(num_blocks),
+                counters: Counters::new(),
+            }),
+            words: (0..=num_blocks).map(|_| BlockWord::new()).collect(),
+            num_blocks,
+        })
+    }
+
+    /// Usable blocks, the null block not counted.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.num_blocks
+    }
+
+    /// Blocks that an allocation would find now.
+    #[must_use]
+    pub fn num_free(&self) -> u32 {
+        self.ledger.0.credits.load(Ordering::Relaxed) // a gauge: nothing is read through it
+    }
+
+    /// Holders of a block; 0 if it is free, null or outside the pool.
+    ///
+    /// Whoever holds a block and reads 1 is alone with it, and everything that former holders did with it has happened.
+    #[must_use]
+    pub fn count(&self, block: BlockId) -> u32 {
+        self.word(block).map_or(0, |word| word.snapshot().count())
+    }
+
+    /// How often a block has been allocated, modulo 2^32; 0 if it is null or outside the pool.
+    #[must_use]
+    pub fn generation(&self, block: BlockId) -> u32 {
+        self.word(block)
+            .map_or(0, |word| word.snapshot().generation())
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.ledger
+            .0
+            .counters
+            .read(self.num_blocks, self.num_free())
+    }
+
+    /// Fills `out` with free blocks, each with one holder and a new generation.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBlocks`] if too few are free, [`Error::NeverFits`] if the pool has not so many. Nothing has changed then.
+    /// [`Error::Corrupt`] if blocks went missing or were handed out twice, which no sequence of calls brings about.
+    pub fn allocate(&self, out: &mut [BlockId]) -> Result<(), Error> {
+        let never_fits = || Error::NeverFits {
+            requested: out.len() as u64,
+            capacity: self.num_blocks,
+        };
+        let requested = u32::try_from(out.len()).map_err(|_| never_fits())?;
+        if requested > self.num_blocks {
+            return Err(never_fits());
+        }
+        if requested == 0 {
+            return Ok(());
+        }
+        let left = self.take_credits(requested)?;
+        if !self.stack.pop(out) {
+            let message = format!("the free stack has fewer blocks than the {requested} promised");
+            return Err(Error::Corrupt { message });
+        }
+        for &block in &*out {
+            if let Claimed::NotFree(word) = self.words[block.index()].claim() {
+                let message = format!("{block} was on the free stack with {word:?}");
+                return Err(Error::Corrupt { message });
+            }
+        }
+        self.ledger
+            .0
+            .counters
+            .count_allocated(requested, self.num_blocks - left);
+        Ok(())
+    }
+
+    /// Adds one holder to each block. A block that stands twice gets two.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if one of the blocks is free, null or outside the pool; [`Error::InvalidArgument`] if it has 2^30 − 1
+    /// holders. Nothing has changed then.
+    pub fn retain(&self, blocks: &[BlockId]) -> Result<(), Error> {
+        for (done, &block) in blocks.iter().enumerate() {
+            let retained = self
+                .word(block)
+                .map_or(Retained::NotHeld, BlockWord::retain);
+            let error = match retained {
+                Retained::Done => continue,
+                Retained::NotHeld => Error::NotHeld { block: block.get() },
+                Retained::Full => {
+                    let message =
+                        format!("has {block} with {} holders, the most", Snapshot::MAX_COUNT);
+                    Error::InvalidArgument {
+                        argument: "blocks",
+                        message,
+                    }
+                }
+            };
+            self.release(&blocks[..done])?; // the references just added
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Takes one holder from each block, from each occurrence of a block that stands twice. Blocks without holders are free;
+    /// the first of them is the next to be allocated.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if one of the blocks is free, null or outside the pool, or stands more often than it is held. Nothing
+    /// has changed then. One exception: a call that names one block too often gives up, for an instant, the blocks before it; if
+    /// the last other holder of one of them lets go in that instant, then that block is released.
+    pub fn release(&self, blocks: &[BlockId]) -> Result<(), Error> {
+        for &block in blocks {
+            if self.count(block) == 0 {
+                return Err(Error::NotHeld { block: block.get() });
+            }
+        }
+        let mut freed = Chain::default();
+        for (done, &block) in blocks.iter().enumerate() {
+            match self.words[block.index()].release() {
+                Released::StillHeld => {}
+                Released::PushToStack => self.stack.append(&mut freed, block),
+                Released::NotHeld => {
+                    self.take_back(&blocks[..done], &freed);
+                    return Err(Error::NotHeld { block: block.get() });
+                }
+            }
+        }
+        if freed.len() > 0 {
+            self.stack.push_chain(&freed);
+            self.add_credits(freed.len());
+            self.ledger.0.counters.count_released(freed.len());
+        }
+        Ok(())
+    }
+
+    /// Compares every count with `expected_counts`, which is indexed by block id and has `num_blocks + 1` entries, and checks
+    /// that every block is in exactly one place. Only while no other call is running. O(`num_blocks`), allocates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] says what disagrees with what; [`Error::InvalidArgument`] if `expected_counts` has another length.
+    pub fn validate(&self, expected_counts: &[u32]) -> Result<(), Error> {
+        if expected_counts.len() != self.words.len() {
+            let (was, allowed) = (expected_counts.len(), self.words.len());
+            let message = format!("has {was} entries, must have {allowed}");
+            return Err(Error::InvalidArgument {
+                argument: "expected_counts",
+                message,
+            });
+        }
+        let corrupt = |message: String| Err(Error::Corrupt { message });
+        let free_blocks = self.stack.blocks_at_rest()?;
+        let mut is_free = vec![false; self.words.len()];
+        for block in &free_blocks {
+            is_free[block.index()] = true;
+        }
+        for (id, (word, &expected)) in self.words.iter().zip(expected_counts).enumerate() {
+            let word = word.snapshot();
+            if word.count() != expected {
+                return corrupt(format!(
+                    "block {id} has {word:?}, expected count {expected}"
+                ));
+            }
+            if word.is_published() || word.is_queued() {
+                return corrupt(format!("block {id} has {word:?} without a prefix tree"));
+            }
+            if id != 0 && is_free[id] != (word.count() == 0) {
+                let place = if is_free[id] {
+                    "on the free stack"
+                } else {
+                    "in no place"
+                };
+                return corrupt(format!("block {id} has {word:?} and is {place}"));
+            }
+        }
+        let stats = self.stats();
+        if stats.num_free as usize != free_blocks.len() {
+            return corrupt(format!(
+                "{} credits for {} blocks",
+                stats.num_free,
+                free_blocks.len()
+            ));
+        }
+        let in_use = u64::from(self.num_blocks - stats.num_free);
+        if stats.num_allocated.checked_sub(stats.num_released) != Some(in_use) {
+            return corrupt(format!("{in_use} blocks are in use, but {stats:?}"));
+        }
+        Ok(())
+    }
+
+    /// Takes `requested` credits, all or nothing, and returns how many are left.
+    fn take_credits(&self, requested: u32) -> Result<u32, Error> {
+        let credits = &self.ledger.0.credits;
+        let mut free = credits.load(Ordering::Relaxed); // only compared, here and on failure
+        loop {
+            let Some(left) = free.checked_sub(requested) else {
+                return Err(Error::OutOfBlocks {
+                    requested,
+                    free,
+                    evictable: 0,
+                });
+            };
+            // Acquire: pairs with the Release in `add_credits`; the blocks promised stand on the stack for us.
+            match credits.compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(left),
+                Err(newer) => free = newer,
+            }
+        }
+    }
+
+    /// Promises blocks that stand on the stack.
+    fn add_credits(&self, num_blocks: u32) {
+        // Release: pairs with the Acquire in `take_credits`. All changes are read-modify-write, so a take synchronizes with
+        // every addition before it, not only with the last.
+        self.ledger
+            .0
+            .credits
+            .fetch_add(num_blocks, Ordering::Release);
+    }
+
+    /// Undoes the releases of a call that failed, `freed` being the blocks that they brought to 0.
+    fn take_back(&self, released: &[BlockId], freed: &Chain) {
+        for &block in released {
+            let word = &self.words[block.index()];
+            if word.snapshot().count() == 0 && self.stack.chain_contains(freed, block) {
+                word.restore();
+            } else {
+                // NotHeld is the exception that `release` names.
+                let _ = word.retain();
+            }
+        }
+    }
+
+    /// The word of a usable block.
+    fn word(&self, block: BlockId) -> Option<&BlockWord> {
+        if block.is_null() {
+            None
+        } else {
+            self.words.get(block.index())
+        }
+    }
+}
