@@ -12,6 +12,7 @@ __all__ = [
     "CorruptState",
     "DuplicateSequence",
     "EmptyPrompt",
+    "EngineBusy",
     "InvalidArgument",
     "InvalidType",
     "LooseleafError",
@@ -22,6 +23,7 @@ __all__ = [
     "StaleSequence",
     "TooManySequences",
     "UnknownSequence",
+    "UnsupportedModel",
 ]
 
 
@@ -215,3 +217,17 @@ class CacheFolderUnavailable(LooseleafError):
 
     def __str__(self) -> str:
         return f"cannot use {self.path}: {self.reason}; LOOSELEAF_CACHE names another cache folder"
+
+
+class EngineBusy(LooseleafError, RuntimeError):
+    """A stream of this engine is still open: read it to its end or close it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "a stream of this engine is still open; read it to its end or close it first"
+
+
+class UnsupportedModel(LooseleafError):
+    """The model does something that a paged cache does not offer, or does not use the attention that it was given."""
