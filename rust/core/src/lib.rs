@@ -2,20 +2,32 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod batch;
 mod block;
 mod config;
 mod error;
 mod free_stack;
 mod graveyard;
+mod holds;
 mod ids;
+mod manager;
 mod pool;
+mod sequence;
 mod stats;
+mod step;
 mod sync;
+mod table;
+mod validate;
 
+pub use batch::{BatchBuffers, BatchShape, BatchState};
 pub use config::Config;
 pub use error::Error;
 pub use free_stack::FreeStack;
 pub use graveyard::Graveyard;
 pub use ids::{BlockId, SeqId};
+pub use manager::{Admission, BlockManager, Locked, LookupReason};
 pub use pool::BlockPool;
-pub use stats::PoolStats;
+pub use sequence::Lengths;
+pub use stats::{PoolStats, Stats};
+pub use step::{Counts, Reserve};
+pub use table::BlockTable;

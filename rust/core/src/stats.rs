@@ -18,6 +18,17 @@ pub struct PoolStats {
     pub num_released: u64,
 }
 
+/// What a manager has done and has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Of its pool.
+    pub pool: PoolStats,
+    /// Sequences alive.
+    pub num_sequences: u32,
+    /// Blocks copied on write, ever.
+    pub num_copies: u64,
+}
+
 /// The counters behind [`PoolStats`].
 ///
 /// They stand on the cache line of the credits: whoever changes them has that line already. Relaxed throughout: each is a

@@ -4,9 +4,15 @@
 //! orderings permit. Loom mirrors an older std, so the crate keeps to `compare_exchange_weak` and `fetch_*`.
 
 #[cfg(looseleaf_loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
 #[cfg(not(looseleaf_loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
 
 /// Puts a value on cache lines of its own: 128 bytes, because x86 fetches lines in pairs and some ARM cores have lines of
 /// this size.

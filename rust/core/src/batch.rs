@@ -1,0 +1,321 @@
+//! Batch buffers: what one step of an engine feeds to the model and to the kernels, written into slices that the caller owns.
+//!
+//! The buffers are allocated once and keep their addresses (a captured CUDA graph reads them again and again), so a step writes
+//! only what differs from the step before: a row whose sequence stayed in place gets its new table cells, and padding is
+//! restored only where the step before had left values. That makes the buffers write-only for everybody else's readers: a caller
+//! that writes into them itself gets stale cells.
+//!
+//! | buffer | shape, dtype | padding |
+//! |---|---|---|
+//! | `block_table` | i32 \[rows, columns\] | 0, the null block |
+//! | `seq_lens` | i32 \[rows\], tokens in the cache, the step's new ones included | 0 |
+//! | `query_lens` | i32 \[rows\], the step's new tokens | 0 |
+//! | `cu_query_lens` | i32 \[rows + 1\], prefix sums of `query_lens` | its last value |
+//! | `slot_mapping` | i64 \[tokens\] | -1 |
+//! | `positions`, `token_ids` | i64 \[tokens\] | 0; the id of a live token that is not known yet is -1 |
+//! | `copies` | i32 \[rows, 2\], (source, destination) | -1 |
+
+use crate::sequence::Sequence;
+use crate::{Config, Error};
+
+/// Sizes of a batch's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Sequences of a step.
+    pub rows: usize,
+    /// Blocks of a sequence.
+    pub columns: usize,
+    /// New tokens of a step, over all sequences.
+    pub tokens: usize,
+}
+
+impl BatchShape {
+    /// The shape that holds any step of a manager with this configuration and at most `max_batch_tokens` new tokens.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `max_batch_tokens` is 0 or does not fit an `i32`.
+    pub fn new(config: &Config, max_batch_tokens: u32) -> Result<Self, Error> {
+        if max_batch_tokens == 0 || i32::try_from(max_batch_tokens).is_err() {
+            return Err(Error::InvalidArgument {
+                argument: "max_batch_tokens",
+                message: format!("is {max_batch_tokens}, must be 1 to {}", i32::MAX),
+            });
+        }
+        Ok(Self {
+            rows: config.max_sequences() as usize,
+            columns: config.max_blocks_per_sequence() as usize,
+            tokens: max_batch_tokens as usize,
+        })
+    }
+}
+
+/// The caller's buffers, whole. The module's table gives shapes and meaning.
+#[expect(missing_docs, reason = "the module's table names each field")]
+#[derive(Debug)]
+pub struct BatchBuffers<'a> {
+    pub block_table: &'a mut [i32],
+    pub seq_lens: &'a mut [i32],
+    pub query_lens: &'a mut [i32],
+    pub cu_query_lens: &'a mut [i32],
+    pub slot_mapping: &'a mut [i64],
+    pub positions: &'a mut [i64],
+    pub token_ids: &'a mut [i64],
+    pub copies: &'a mut [i32],
+}
+
+/// Which table a row of the buffer holds, up to which cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Row {
+    handle: i64,
+    epoch: u64,
+    cells: usize,
+}
+
+/// What the buffers of one batch hold, so that the next step writes the difference.
+#[derive(Debug)]
+pub struct BatchState {
+    shape: BatchShape,
+    rows: Vec<Row>,
+    num_sequences: usize,
+    num_tokens: usize,
+    num_copies: usize,
+    max_query_len: u32,
+    max_seq_len: u32,
+}
+
+impl BatchState {
+    /// Takes over buffers that have never been written: pads them all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the buffer whose length is not what `shape` asks for.
+    pub fn new(shape: BatchShape, buffers: &mut BatchBuffers<'_>) -> Result<Self, Error> {
+        Self::check_lengths(shape, buffers)?;
+        buffers.block_table.fill(0);
+        buffers.seq_lens.fill(0);
+        buffers.query_lens.fill(0);
+        buffers.cu_query_lens.fill(0);
+        buffers.slot_mapping.fill(-1);
+        buffers.positions.fill(0);
+        buffers.token_ids.fill(0);
+        buffers.copies.fill(-1);
+        Ok(Self {
+            shape,
+            rows: vec![Row::default(); shape.rows],
+            num_sequences: 0,
+            num_tokens: 0,
+            num_copies: 0,
+            max_query_len: 0,
+            max_seq_len: 0,
+        })
+    }
+
+    /// Sequences of the newest step.
+    #[must_use]
+    pub fn num_sequences(&self) -> usize {
+        self.num_sequences
+    }
+
+    /// New tokens of the newest step.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// Copies of the newest step.
+    #[must_use]
+    pub fn num_copies(&self) -> usize {
+        self.num_copies
+    }
+
+    /// Most new tokens of one sequence in the newest step.
+    #[must_use]
+    pub fn max_query_len(&self) -> u32 {
+        self.max_query_len
+    }
+
+    /// Longest sequence of the newest step, its new tokens included.
+    #[must_use]
+    pub fn max_seq_len(&self) -> u32 {
+        self.max_seq_len
+    }
+
+    /// Sizes of the buffers.
+    #[must_use]
+    pub fn shape(&self) -> BatchShape {
+        self.shape
+    }
+
+    /// Whether a step of this size fits.
+    pub(crate) fn check_fits(&self, num_sequences: usize, num_tokens: u64) -> Result<(), Error> {
+        if num_sequences > self.shape.rows {
+            return Err(Error::BatchTooSmall {
+                what: "max_sequences",
+                requested: num_sequences as u64,
+                limit: self.shape.rows as u64,
+            });
+        }
+        if num_tokens > self.shape.tokens as u64 {
+            return Err(Error::BatchTooSmall {
+                what: "max_batch_tokens",
+                requested: num_tokens,
+                limit: self.shape.tokens as u64,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_lengths(shape: BatchShape, buffers: &BatchBuffers<'_>) -> Result<(), Error> {
+        let lengths = [
+            (
+                "block_table",
+                buffers.block_table.len(),
+                shape.rows * shape.columns,
+            ),
+            ("seq_lens", buffers.seq_lens.len(), shape.rows),
+            ("query_lens", buffers.query_lens.len(), shape.rows),
+            ("cu_query_lens", buffers.cu_query_lens.len(), shape.rows + 1),
+            ("slot_mapping", buffers.slot_mapping.len(), shape.tokens),
+            ("positions", buffers.positions.len(), shape.tokens),
+            ("token_ids", buffers.token_ids.len(), shape.tokens),
+            ("copies", buffers.copies.len(), 2 * shape.rows),
+        ];
+        for (argument, len, expected) in lengths {
+            if len != expected {
+                return Err(Error::InvalidArgument {
+                    argument,
+                    message: format!("has {len} elements, must have {expected}"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes one step, row by row. The step must fit ([`BatchState::check_fits`]): from here on nothing fails.
+pub(crate) struct BatchWriter<'s, 'b> {
+    state: &'s mut BatchState,
+    buffers: BatchBuffers<'b>,
+    block_size: u32,
+    row: usize,
+    token: usize,
+    copy: usize,
+}
+
+impl<'s, 'b> BatchWriter<'s, 'b> {
+    pub(crate) fn begin(
+        state: &'s mut BatchState,
+        buffers: BatchBuffers<'b>,
+        block_size: u32,
+    ) -> Self {
+        state.max_query_len = 0;
+        state.max_seq_len = 0;
+        Self {
+            state,
+            buffers,
+            block_size,
+            row: 0,
+            token: 0,
+            copy: 0,
+        }
+    }
+
+    /// Adds the row of `sequence`, whose reserved slots are this step's.
+    pub(crate) fn push(&mut self, handle: i64, sequence: &Sequence) {
+        let query_len = sequence.reserved - sequence.computed;
+        self.write_table_row(handle, sequence);
+        self.write_tokens(sequence);
+        if let Some(pending) = sequence.pending {
+            let pair = &mut self.buffers.copies[2 * self.copy..2 * self.copy + 2];
+            pair[0] = pending.source.as_i32();
+            pair[1] = sequence.table.blocks()[pending.column].as_i32();
+            self.copy += 1;
+        }
+        self.buffers.seq_lens[self.row] = sequence.reserved.cast_signed();
+        self.buffers.query_lens[self.row] = query_len.cast_signed();
+        self.buffers.cu_query_lens[self.row + 1] =
+            self.buffers.cu_query_lens[self.row] + query_len.cast_signed();
+        self.state.max_query_len = self.state.max_query_len.max(query_len);
+        self.state.max_seq_len = self.state.max_seq_len.max(sequence.reserved);
+        self.row += 1;
+    }
+
+    fn write_table_row(&mut self, handle: i64, sequence: &Sequence) {
+        let columns = self.state.shape.columns;
+        let cells = &mut self.buffers.block_table[self.row * columns..(self.row + 1) * columns];
+        let blocks = sequence.table.blocks();
+        let known = &mut self.state.rows[self.row];
+        let epoch = sequence.table.epoch();
+        let unchanged = if known.handle == handle && known.epoch == epoch {
+            known.cells
+        } else {
+            0
+        };
+        for (cell, block) in cells[unchanged..blocks.len()]
+            .iter_mut()
+            .zip(&blocks[unchanged..])
+        {
+            *cell = block.as_i32();
+        }
+        if known.cells > blocks.len() {
+            cells[blocks.len()..known.cells].fill(0);
+        }
+        *known = Row {
+            handle,
+            epoch,
+            cells: blocks.len(),
+        };
+    }
+
+    fn write_tokens(&mut self, sequence: &Sequence) {
+        let mut position = sequence.computed;
+        while position < sequence.reserved {
+            // One block at a time: slots are consecutive within it.
+            let in_block =
+                (self.block_size - position % self.block_size).min(sequence.reserved - position);
+            let first_slot = sequence.table.slot(position, self.block_size);
+            for offset in 0..in_block {
+                let at = position + offset;
+                self.buffers.slot_mapping[self.token] = first_slot + i64::from(offset);
+                self.buffers.positions[self.token] = i64::from(at);
+                self.buffers.token_ids[self.token] = sequence
+                    .tokens
+                    .get(at as usize)
+                    .map_or(-1, |&id| i64::from(id));
+                self.token += 1;
+            }
+            position += in_block;
+        }
+    }
+
+    /// Pads what the step before had used and this one does not.
+    pub(crate) fn finish(self) {
+        let Self {
+            state,
+            buffers,
+            row,
+            token,
+            copy,
+            ..
+        } = self;
+        for stale in row..state.num_sequences {
+            let start = stale * state.shape.columns;
+            buffers.block_table[start..start + state.rows[stale].cells].fill(0);
+            state.rows[stale] = Row::default();
+            buffers.seq_lens[stale] = 0;
+            buffers.query_lens[stale] = 0;
+        }
+        let total = buffers.cu_query_lens[row];
+        buffers.cu_query_lens[row + 1..].fill(total);
+        if token < state.num_tokens {
+            buffers.slot_mapping[token..state.num_tokens].fill(-1);
+            buffers.positions[token..state.num_tokens].fill(0);
+            buffers.token_ids[token..state.num_tokens].fill(0);
+        }
+        if copy < state.num_copies {
+            buffers.copies[2 * copy..2 * state.num_copies].fill(-1);
+        }
+        state.num_sequences = row;
+        state.num_tokens = token;
+        state.num_copies = copy;
+    }
+}

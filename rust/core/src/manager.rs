@@ -1,0 +1,474 @@
+//! `BlockManager`: sequences and their block tables over one pool of blocks.
+//!
+//! Every call locks the manager's one mutex once ([`BlockManager::lock`]) and works on the [`Locked`] guard. Only
+//! [`BlockManager::bury`] (a dropped handle) and the statistics of the pool need no lock. Each call checks first and changes
+//! afterwards, so that a call that fails has changed nothing.
+//!
+//! Memory: the sequence places are made once; the table and token rows of a place are reserved at its first admission, at their
+//! largest size, and kept. The step path allocates nothing after the first steps of a given size.
+
+use std::cmp::Ordering;
+
+use crate::graveyard::Graveyard;
+use crate::holds::Holds;
+use crate::sequence::{Lengths, Sequence};
+use crate::step::Planned;
+use crate::sync::{Mutex, MutexGuard};
+use crate::{BlockId, BlockPool, BlockTable, Config, Error, SeqId, Stats};
+
+/// Sequences over a pool of blocks: admit, reserve, commit, fork, truncate, release.
+///
+/// # Examples
+/// ```
+/// use looseleaf_core::{BlockManager, Config, Counts, Reserve};
+/// let manager = BlockManager::new(Config::new(8, 4, 2, 32)?)?;
+/// let mut locked = manager.lock()?;
+/// let sequence = locked.admit(&[1, 2, 3, 4, 5], None)?.id.to_handle();
+/// locked.reserve(&Reserve::new(&[sequence]), None)?; // the five tokens of the prompt
+/// locked.commit(&[sequence], Counts::Default, None)?;
+/// assert_eq!(locked.blocks(sequence)?.len(), 2);
+/// locked.release(&[sequence])?;
+/// assert_eq!(locked.stats().pool.num_free, 8);
+/// # Ok::<(), looseleaf_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BlockManager {
+    config: Config,
+    pool: BlockPool,
+    graveyard: Graveyard,
+    state: Mutex<State>,
+}
+
+/// What the mutex guards.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) sequences: Vec<Sequence>,
+    pub(crate) free_places: Vec<u32>,
+    pub(crate) holds: Holds,
+    /// Number of the current call, for [`Sequence::last_call`].
+    pub(crate) call: u64,
+    pub(crate) num_copies: u64,
+    /// Scratch of one call.
+    pub(crate) plan: Vec<Planned>,
+    /// Scratch of one call.
+    pub(crate) blocks: Vec<BlockId>,
+}
+
+/// The manager with its mutex held.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) pool: &'a BlockPool,
+    pub(crate) graveyard: &'a Graveyard,
+    pub(crate) state: MutexGuard<'a, State>,
+}
+
+/// A new sequence and how many tokens of its prompt were in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The sequence.
+    pub id: SeqId,
+    /// Tokens that need no computing.
+    pub num_cached: u32,
+}
+
+/// Why a lookup stopped where it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LookupReason {
+    /// This manager caches no prefixes.
+    Disabled,
+}
+
+impl LookupReason {
+    /// The reason as callers of other languages see it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+impl BlockManager {
+    /// A manager whose blocks are all free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the pool cannot have so many blocks.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        let max_sequences = config.max_sequences();
+        let mut sequences = Vec::new();
+        sequences.resize_with(max_sequences as usize, Sequence::default);
+        Ok(Self {
+            pool: BlockPool::new(config.num_blocks())?,
+            graveyard: Graveyard::new(max_sequences),
+            state: Mutex::new(State {
+                sequences,
+                free_places: (0..max_sequences).rev().collect(),
+                holds: Holds::default(),
+                call: 0,
+                num_copies: 0,
+                plan: Vec::new(),
+                blocks: Vec::new(),
+            }),
+            config,
+        })
+    }
+
+    /// The sizes it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Waits for the mutex.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if a call panicked while it held the mutex: the state cannot be trusted any more.
+    pub fn lock(&self) -> Result<Locked<'_>, Error> {
+        let state = self.state.lock().map_err(|_| Error::Poisoned)?;
+        Ok(self.locked(state))
+    }
+
+    /// Takes the mutex if nobody holds it.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`], as for [`BlockManager::lock`].
+    pub fn try_lock(&self) -> Result<Option<Locked<'_>>, Error> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(Some(self.locked(state))),
+            Err(std::sync::TryLockError::WouldBlock) => Ok(None),
+            Err(std::sync::TryLockError::Poisoned(_)) => Err(Error::Poisoned),
+        }
+    }
+
+    /// Gives up a sequence whose handle was dropped: lock-free, from any thread, also while the mutex is held. Its blocks come
+    /// back with the next call that locks.
+    pub fn bury(&self, id: SeqId) {
+        self.graveyard.bury(id);
+    }
+
+    fn locked<'a>(&'a self, state: MutexGuard<'a, State>) -> Locked<'a> {
+        Locked {
+            config: &self.config,
+            pool: &self.pool,
+            graveyard: &self.graveyard,
+            state,
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Begins a sequence with the tokens of its prompt and allocates blocks for all of them, or for `reserve` tokens.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::InvalidArgument`] (a negative token), [`Error::SequenceTooLong`], [`Error::NeverFits`],
+    /// [`Error::TooManySequences`] or [`Error::OutOfBlocks`]; nothing has changed then.
+    pub fn admit(&mut self, tokens: &[i32], reserve: Option<u32>) -> Result<Admission, Error> {
+        self.begin()?;
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        check_tokens(tokens)?;
+        let num_tokens = tokens.len() as u64;
+        self.check_length(num_tokens.max(reserve.map_or(0, u64::from)))?;
+        // Fits: check_length has compared it with a u32.
+        let reserve = reserve.unwrap_or(u32::try_from(num_tokens).unwrap_or(u32::MAX));
+        let id = self.next_place()?;
+        let num_blocks = reserve.div_ceil(self.config.block_size());
+        let State { blocks, .. } = &mut *self.state;
+        blocks.clear();
+        blocks.resize(num_blocks as usize, BlockId::NULL);
+        self.pool.allocate(blocks)?;
+        self.open(id);
+        let State {
+            sequences, blocks, ..
+        } = &mut *self.state;
+        let sequence = &mut sequences[id.index() as usize];
+        sequence.tokens.extend_from_slice(tokens);
+        sequence.table.append(blocks);
+        Ok(Admission { id, num_cached: 0 })
+    }
+
+    /// Whether an admission of `num_tokens` tokens would succeed if it came next.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] or [`Error::Corrupt`] only.
+    pub fn can_admit(&mut self, num_tokens: u32) -> Result<bool, Error> {
+        self.begin()?;
+        let fits = num_tokens > 0
+            && num_tokens <= self.config.max_sequence_len()
+            && num_tokens.div_ceil(self.config.block_size()) <= self.pool.num_free();
+        Ok(fits && !self.state.free_places.is_empty())
+    }
+
+    /// How many tokens of a prompt an admission would find in the cache, and why no more.
+    pub fn lookup(&mut self, _tokens: &[i32]) -> (u32, LookupReason) {
+        (0, LookupReason::Disabled)
+    }
+
+    /// Begins a sequence that shares all computed tokens of another. Copies nothing: the first write into a shared block does.
+    ///
+    /// # Errors
+    /// [`Error::StaleSequence`], [`Error::UnknownSequence`] or [`Error::TooManySequences`]; nothing has changed then.
+    pub fn fork(&mut self, handle: i64) -> Result<Admission, Error> {
+        self.begin()?;
+        let parent = self.resolve(handle)?;
+        let id = self.next_place()?;
+        let State {
+            sequences, blocks, ..
+        } = &mut *self.state;
+        let sequence = &sequences[parent];
+        let num_shared = sequence.computed.div_ceil(self.config.block_size()) as usize;
+        blocks.clear();
+        blocks.extend_from_slice(&sequence.table.blocks()[..num_shared]);
+        // What the parent has computed lies in the source until its copy has run: share that, not the destination.
+        if let Some(pending) = sequence.pending
+            && pending.column < num_shared
+        {
+            blocks[pending.column] = pending.source;
+        }
+        self.pool.retain(blocks)?;
+        self.open(id);
+        let State {
+            sequences, blocks, ..
+        } = &mut *self.state;
+        let num_cached = sequences[parent].computed;
+        let tokens = std::mem::take(&mut sequences[parent].tokens);
+        let child = &mut sequences[id.index() as usize];
+        child.tokens.extend_from_slice(&tokens);
+        child.num_cached = num_cached;
+        child.computed = num_cached;
+        child.reserved = num_cached;
+        child.table.append(blocks);
+        sequences[parent].tokens = tokens;
+        Ok(Admission { id, num_cached })
+    }
+
+    /// Rolls a sequence back to its first `length` tokens and gives up the blocks past them.
+    ///
+    /// # Errors
+    /// [`Error::StaleSequence`], [`Error::UnknownSequence`], or [`Error::InvalidArgument`] if the sequence is shorter; nothing
+    /// has changed then.
+    pub fn truncate(&mut self, handle: i64, length: u32) -> Result<(), Error> {
+        self.begin()?;
+        let index = self.resolve(handle)?;
+        let sequence = &mut self.state.sequences[index];
+        let longest = sequence.known().max(sequence.reserved);
+        if length > longest {
+            return Err(Error::InvalidArgument {
+                argument: "length",
+                message: format!("is {length}, the sequence has {longest} tokens"),
+            });
+        }
+        sequence.tokens.truncate(length as usize);
+        sequence.reserved = sequence.reserved.min(length);
+        sequence.computed = sequence.computed.min(length);
+        sequence.num_cached = sequence.num_cached.min(length);
+        self.give_up_blocks(index, length.div_ceil(self.config.block_size()) as usize)
+    }
+
+    /// Ends sequences and gives up their blocks. A released handle is passed over.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`] or [`Error::DuplicateSequence`]; nothing has changed then.
+    pub fn release(&mut self, handles: &[i64]) -> Result<(), Error> {
+        self.begin()?;
+        for &handle in handles {
+            match self.resolve(handle) {
+                Ok(index) => self.mark(index, handle)?,
+                Err(Error::StaleSequence { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for &handle in handles {
+            if self.resolve(handle).is_ok()
+                && let Some(id) = SeqId::from_handle(handle)
+            {
+                self.end(id.index() as usize)?;
+                // Where a drop came first, the next drain frees the place.
+                if self.graveyard.close(id) {
+                    self.vacate(id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The lengths of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::StaleSequence`] or [`Error::UnknownSequence`].
+    pub fn lengths(&self, handle: i64) -> Result<Lengths, Error> {
+        let sequence = &self.state.sequences[self.resolve(handle)?];
+        Ok(Lengths {
+            known: sequence.known(),
+            reserved: sequence.reserved,
+            computed: sequence.computed,
+            cached: sequence.num_cached,
+        })
+    }
+
+    /// The block table of a sequence, in token order.
+    ///
+    /// # Errors
+    /// [`Error::StaleSequence`] or [`Error::UnknownSequence`].
+    pub fn blocks(&self, handle: i64) -> Result<&[BlockId], Error> {
+        Ok(self.state.sequences[self.resolve(handle)?].table.blocks())
+    }
+
+    /// Counters and gauges. Sequences whose handle was dropped count until the next call that changes something.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let num_alive = self
+            .state
+            .sequences
+            .iter()
+            .filter(|sequence| sequence.is_alive)
+            .count();
+        Stats {
+            pool: self.pool.stats(),
+            num_sequences: u32::try_from(num_alive).unwrap_or(u32::MAX),
+            num_copies: self.state.num_copies,
+        }
+    }
+
+    /// Every locked call starts here: takes back what dropped handles left, and counts the call.
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
+        self.state.call += 1;
+        if self.graveyard.is_empty() {
+            return Ok(());
+        }
+        let graveyard = self.graveyard;
+        let mut result = Ok(());
+        graveyard.drain(|id| {
+            // One that was released by name has left nothing but its place.
+            if self.resolve(id.to_handle()).is_ok() {
+                result = result.clone().and(self.end(id.index() as usize));
+            }
+            self.vacate(id);
+        });
+        result
+    }
+
+    pub(crate) fn resolve(&self, handle: i64) -> Result<usize, Error> {
+        let unknown = Error::UnknownSequence { handle };
+        let Some(id) = SeqId::from_handle(handle) else {
+            return Err(unknown);
+        };
+        let index = id.index() as usize;
+        let Some((sequence, newest)) = self
+            .state
+            .sequences
+            .get(index)
+            .and_then(|place| Some((place, place.id?)))
+        else {
+            return Err(unknown);
+        };
+        match id.generation().cmp(&newest.generation()) {
+            Ordering::Greater => Err(unknown),
+            Ordering::Equal if sequence.is_alive => Ok(index),
+            _ => Err(Error::StaleSequence { handle }),
+        }
+    }
+
+    /// Notes that the current call names this sequence.
+    pub(crate) fn mark(&mut self, index: usize, handle: i64) -> Result<(), Error> {
+        let call = self.state.call;
+        let sequence = &mut self.state.sequences[index];
+        if sequence.last_call == call {
+            return Err(Error::DuplicateSequence { handle });
+        }
+        sequence.last_call = call;
+        Ok(())
+    }
+
+    pub(crate) fn check_length(&self, num_tokens: u64) -> Result<(), Error> {
+        let max_sequence_len = self.config.max_sequence_len();
+        if num_tokens > u64::from(max_sequence_len) {
+            return Err(Error::SequenceTooLong {
+                requested: num_tokens,
+                max_sequence_len,
+            });
+        }
+        let requested = num_tokens.div_ceil(u64::from(self.config.block_size()));
+        let capacity = self.config.num_blocks();
+        if requested > u64::from(capacity) {
+            return Err(Error::NeverFits {
+                requested,
+                capacity,
+            });
+        }
+        Ok(())
+    }
+
+    /// The sequence that the next admission opens.
+    fn next_place(&self) -> Result<SeqId, Error> {
+        let next = self.state.free_places.last().and_then(|&place| {
+            let newest = self.state.sequences[place as usize].id;
+            SeqId::new(place, newest.map_or(0, SeqId::generation) + 1)
+        });
+        next.ok_or(Error::TooManySequences {
+            max_sequences: self.config.max_sequences(),
+        })
+    }
+
+    /// Makes the next free place hold a new, empty sequence.
+    fn open(&mut self, id: SeqId) {
+        self.state.free_places.pop();
+        let sequence = &mut self.state.sequences[id.index() as usize];
+        if sequence.id.is_none() {
+            sequence.table =
+                BlockTable::with_capacity(self.config.max_blocks_per_sequence() as usize);
+            sequence.tokens = Vec::with_capacity(self.config.max_sequence_len() as usize);
+        }
+        sequence.id = Some(id);
+        sequence.is_alive = true;
+        sequence.num_cached = 0;
+        sequence.reserved = 0;
+        sequence.computed = 0;
+        self.graveyard.issue(id);
+    }
+
+    /// Lets a place be used again. One that has seen every generation stays empty: a handle never comes back.
+    fn vacate(&mut self, id: SeqId) {
+        if id.generation() < SeqId::MAX_GENERATION {
+            self.state.free_places.push(id.index());
+        }
+    }
+
+    fn end(&mut self, index: usize) -> Result<(), Error> {
+        let sequence = &mut self.state.sequences[index];
+        sequence.is_alive = false;
+        sequence.tokens.clear();
+        self.give_up_blocks(index, 0)
+    }
+
+    /// Gives up the blocks from column `keep` on, and the copy into one of them: the hold first, then the cells.
+    fn give_up_blocks(&mut self, index: usize, keep: usize) -> Result<(), Error> {
+        let State {
+            sequences,
+            holds,
+            blocks,
+            ..
+        } = &mut *self.state;
+        let sequence = &mut sequences[index];
+        if let Some(pending) = sequence.pending.take_if(|pending| pending.column >= keep) {
+            holds.remove(pending.source);
+            self.pool.release(&[pending.source])?;
+        }
+        blocks.clear();
+        sequence.table.truncate(keep, blocks);
+        self.pool.release(blocks)
+    }
+}
+
+/// Token ids are never negative: -1 marks an unknown one in the batch buffers.
+pub(crate) fn check_tokens(tokens: &[i32]) -> Result<(), Error> {
+    match tokens.iter().find(|&&token| token < 0) {
+        None => Ok(()),
+        Some(token) => Err(Error::InvalidArgument {
+            argument: "tokens",
+            message: format!("has {token}, token ids must not be negative"),
+        }),
+    }
+}
