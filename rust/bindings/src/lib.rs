@@ -1,1 +1,32 @@
-//! Placeholder
+//! `looseleaf._core`: the block manager for Python. Thin: no logic, only conversion of arguments, buffers and errors.
+//!
+//! Every class is frozen; state lives behind the core's own mutex. The mutex is only ever held while attached to the
+//! interpreter and no Python code runs under it, so that it cannot be in a lock cycle with the interpreter's.
+
+#![deny(unsafe_code)]
+
+mod arguments;
+mod batch;
+mod buffer;
+mod error;
+mod manager;
+mod sequence;
+mod stats;
+
+/// The Rust core of Looseleaf.
+#[pyo3::pymodule(gil_used = true)]
+mod _core {
+    #[pymodule_export]
+    use crate::batch::Batch;
+    #[pymodule_export]
+    use crate::manager::BlockManager;
+    #[pymodule_export]
+    use crate::sequence::Sequence;
+    #[pymodule_export]
+    use crate::stats::Stats;
+
+    /// Version of the package, the same for all crates of the workspace.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

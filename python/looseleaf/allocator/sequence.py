@@ -1,0 +1,107 @@
+"""One sequence of a manager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from looseleaf import _core
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """One sequence: its tokens, its three lengths and its block table, all kept by the manager.
+
+    Made by `BlockManager.admit` and `Sequence.fork`. It ends with `release`, at the end of a `with` block, or when the object is
+    collected; whichever comes first gives its blocks back.
+    """
+
+    __slots__ = ("__weakref__", "_core")
+
+    def __init__(self, core: _core.Sequence) -> None:
+        """Wrap the core's object; users call `BlockManager.admit`."""
+        self._core = core
+
+    @property
+    def handle(self) -> int:
+        """The integer by which the step path names the sequence (int64). Never used again for another sequence."""
+        return self._core.handle
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens that were in the cache when the sequence began and need no computing."""
+        return self._core.num_cached_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose ids are known."""
+        return self._core.lengths()[0]
+
+    @property
+    def num_reserved(self) -> int:
+        """Slots that the current step may write, counted from position 0."""
+        return self._core.lengths()[1]
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        return self._core.lengths()[2]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The block table, in token order. For inspection; a step reads the batch buffers instead."""
+        return self._core.blocks()
+
+    def fork(self) -> Sequence:
+        """Begin a sequence that shares all computed tokens with this one.
+
+        Copies nothing: the first write into a shared block becomes a (source, destination) pair of the step's batch.
+
+        Raises:
+            StaleSequence: this sequence was released.
+            TooManySequences: no place for another sequence.
+
+        Example:
+            >>> import looseleaf
+            >>> manager = looseleaf.BlockManager(num_blocks=8, block_size=4)
+            >>> parent = manager.admit([1, 2, 3, 4, 5, 6])
+            >>> _ = manager.reserve([parent])
+            >>> manager.commit([parent])
+            >>> child = parent.fork()
+            >>> child.blocks == parent.blocks, manager.stats().num_in_use
+            (True, 2)
+        """
+        return Sequence(self._core.fork())
+
+    def truncate(self, length: int) -> None:
+        """Roll back to the first `length` tokens and give up the blocks past them, those kept for later tokens included.
+
+        Args:
+            length: tokens to keep, 0 to the present length.
+
+        Raises:
+            StaleSequence: this sequence was released.
+            InvalidArgument: the sequence is shorter than `length`.
+        """
+        self._core.truncate(length)
+
+    def release(self) -> None:
+        """End the sequence and give up its blocks. Again: does nothing."""
+        self._core.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"Sequence(handle={self.handle})"

@@ -1,0 +1,101 @@
+//! Integers from Python: lists at the edges, arrays on the step path.
+
+use looseleaf_core::Counts;
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+
+use crate::error::{invalid_argument, invalid_type};
+
+/// The values of a one-dimensional int32 or int64 array, or of a sequence of integers.
+fn integers(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<Vec<i64>> {
+    let py = value.py();
+    if let Ok(buffer) = PyUntypedBuffer::get(value) {
+        if buffer.dimensions() != 1 {
+            return Err(invalid_argument(format!(
+                "{argument} has {} dimensions, must have 1",
+                buffer.dimensions()
+            )));
+        }
+        if let Ok(typed) = buffer.as_typed::<i64>() {
+            return typed.to_vec(py);
+        }
+        if let Ok(typed) = buffer.as_typed::<i32>() {
+            return Ok(typed.to_vec(py)?.into_iter().map(i64::from).collect());
+        }
+        let format = buffer.format().to_string_lossy().into_owned();
+        return Err(invalid_type(format!(
+            "{argument} has array format {format:?}, must be int32 or int64"
+        )));
+    }
+    value.extract::<Vec<i64>>().map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(py) {
+            invalid_argument(format!("{argument} has a value that does not fit int64"))
+        } else {
+            invalid_type(format!(
+                "{argument} must be an int32 or int64 array or a sequence of int: {error}"
+            ))
+        }
+    })
+}
+
+fn narrowed<T: TryFrom<i64>>(values: Vec<i64>, argument: &str, allowed: &str) -> PyResult<Vec<T>> {
+    let narrow = |value: i64| {
+        T::try_from(value)
+            .map_err(|_| invalid_argument(format!("{argument} has {value}, must be {allowed}")))
+    };
+    values.into_iter().map(narrow).collect()
+}
+
+/// Token ids, not negative and below 2^31.
+pub(crate) fn tokens(value: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    if let Ok(buffer) = PyBuffer::<i32>::get(value)
+        && buffer.dimensions() == 1
+    {
+        return buffer.to_vec(value.py());
+    }
+    narrowed(integers(value, "tokens")?, "tokens", "0 to 2147483647")
+}
+
+/// Token ids that may be left out.
+pub(crate) fn optional_tokens(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<i32>>> {
+    value.map(tokens).transpose()
+}
+
+/// Sequence handles.
+pub(crate) fn handles(value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    integers(value, "sequences")
+}
+
+/// A whole number from 0 on that fits a `u32`.
+pub(crate) fn count(value: i64, argument: &str) -> PyResult<u32> {
+    u32::try_from(value)
+        .map_err(|_| invalid_argument(format!("{argument} is {value}, must be 0 to {}", u32::MAX)))
+}
+
+/// One number for all sequences, one for each, or the call's default.
+pub(crate) enum OwnedCounts {
+    Default,
+    Same(u32),
+    Each(Vec<u32>),
+}
+
+impl OwnedCounts {
+    pub(crate) fn new(value: Option<&Bound<'_, PyAny>>, argument: &str) -> PyResult<Self> {
+        let Some(value) = value else {
+            return Ok(Self::Default);
+        };
+        if let Ok(same) = value.extract::<i64>() {
+            return Ok(Self::Same(count(same, argument)?));
+        }
+        narrowed(integers(value, argument)?, argument, "0 to 4294967295").map(Self::Each)
+    }
+
+    pub(crate) fn as_counts(&self) -> Counts<'_> {
+        match self {
+            Self::Default => Counts::Default,
+            Self::Same(count) => Counts::Same(*count),
+            Self::Each(counts) => Counts::Each(counts),
+        }
+    }
+}

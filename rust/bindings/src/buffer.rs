@@ -1,0 +1,67 @@
+//! The one place with unsafe code: a writable array of the caller that Rust fills at every step.
+
+use std::ptr::NonNull;
+
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::prelude::*;
+
+use crate::error::{invalid_argument, invalid_type};
+
+/// A writable, C-contiguous array, kept alive and in place for as long as this value lives.
+pub(crate) struct BoundBuffer<T: Element> {
+    // Keeps the exporter from freeing, moving or resizing the memory.
+    _exporter: PyBuffer<T>,
+    elements: NonNull<[T]>,
+}
+
+#[expect(unsafe_code, reason = "the pointer moves with the buffer that owns it")]
+// SAFETY: `elements` points into memory that belongs to `_exporter`, which is `Send` and `Sync` itself; it is read and written
+// through `&mut self` only (`as_mut_slice`), so that sharing `&BoundBuffer` between threads gives no access at all.
+unsafe impl<T: Element + Send> Send for BoundBuffer<T> {}
+
+impl<T: Element> BoundBuffer<T> {
+    /// Takes hold of `array`, which the error messages call `argument`.
+    pub(crate) fn new(array: &Bound<'_, PyAny>, argument: &str) -> PyResult<Self> {
+        let exporter = PyBuffer::<T>::get(array).map_err(|error| {
+            invalid_type(format!(
+                "{argument} must be a buffer of the documented dtype: {error}"
+            ))
+        })?;
+        if exporter.readonly() {
+            return Err(invalid_argument(format!(
+                "{argument} is read-only, must be writable"
+            )));
+        }
+        let Some(elements) = exporter.as_slice_ptr() else {
+            return Err(invalid_argument(format!("{argument} is not C-contiguous")));
+        };
+        Ok(Self {
+            _exporter: exporter,
+            elements,
+        })
+    }
+
+    /// First byte and one past the last.
+    pub(crate) fn byte_range(&self) -> std::ops::Range<usize> {
+        let start = self.elements.cast::<T>().as_ptr().addr();
+        start..start + self.elements.len() * size_of::<T>()
+    }
+
+    /// The elements, for writing.
+    ///
+    /// The token proves that the caller is attached to the interpreter: no Python code reads the array meanwhile.
+    #[expect(
+        unsafe_code,
+        reason = "the array belongs to Python; this is the documented way to write into it"
+    )]
+    pub(crate) fn as_mut_slice<'a>(&'a mut self, _attached: Python<'a>) -> &'a mut [T] {
+        // SAFETY:
+        // - valid, aligned, initialized, of this length: `as_slice_ptr` returned it for a C-contiguous buffer whose format is
+        //   `T`'s, and the exporter may neither move nor free it before `_exporter` is dropped (buffer protocol);
+        // - writable: checked in `new`;
+        // - unaliased: `&mut self` excludes other Rust users of this value; `Batch::new` has checked that the buffers of a batch
+        //   do not overlap; Python code and other bound batches run only when this thread detaches, which it cannot do before
+        //   the slice is gone, since the slice borrows the attached token.
+        unsafe { self.elements.as_mut() }
+    }
+}

@@ -1,0 +1,170 @@
+//! The block manager.
+
+use std::sync::Arc;
+
+use looseleaf_core::{BlockManager as CoreManager, Config, Locked, Reserve};
+use pyo3::prelude::*;
+
+use crate::arguments::{OwnedCounts, count, handles, optional_tokens, tokens};
+use crate::batch::Batch;
+use crate::error::to_python;
+use crate::sequence::Sequence;
+use crate::stats::Stats;
+
+/// The manager's mutex, taken while attached. Waits detached, so that whoever holds it can finish.
+pub(crate) fn locked<'a>(py: Python<'_>, manager: &'a CoreManager) -> PyResult<Locked<'a>> {
+    loop {
+        if let Some(locked) = manager.try_lock().map_err(to_python)? {
+            return Ok(locked);
+        }
+        py.detach(|| manager.lock().map(drop)).map_err(to_python)?;
+    }
+}
+
+/// Sequences over a pool of blocks. `looseleaf.BlockManager` documents it.
+#[pyclass(frozen, module = "looseleaf._core")]
+pub(crate) struct BlockManager {
+    core: Arc<CoreManager>,
+}
+
+impl BlockManager {
+    pub(crate) fn core(&self) -> &Arc<CoreManager> {
+        &self.core
+    }
+}
+
+#[pymethods]
+impl BlockManager {
+    #[new]
+    fn new(
+        num_blocks: i64,
+        block_size: i64,
+        max_sequences: i64,
+        max_sequence_len: i64,
+    ) -> PyResult<Self> {
+        let config = Config::new(
+            count(num_blocks, "num_blocks")?,
+            count(block_size, "block_size")?,
+            count(max_sequences, "max_sequences")?,
+            count(max_sequence_len, "max_sequence_len")?,
+        );
+        let core = config.and_then(CoreManager::new).map_err(to_python)?;
+        Ok(Self {
+            core: Arc::new(core),
+        })
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> u32 {
+        self.core.config().num_blocks()
+    }
+
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.core.config().block_size()
+    }
+
+    #[getter]
+    fn max_sequences(&self) -> u32 {
+        self.core.config().max_sequences()
+    }
+
+    #[getter]
+    fn max_sequence_len(&self) -> u32 {
+        self.core.config().max_sequence_len()
+    }
+
+    #[getter]
+    fn max_blocks_per_sequence(&self) -> u32 {
+        self.core.config().max_blocks_per_sequence()
+    }
+
+    #[pyo3(signature = (tokens, reserve=None))]
+    fn admit(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        reserve: Option<i64>,
+    ) -> PyResult<Sequence> {
+        let tokens = self::tokens(tokens)?;
+        let reserve = reserve
+            .map(|reserve| count(reserve, "reserve"))
+            .transpose()?;
+        let admission = locked(py, &self.core)?
+            .admit(&tokens, reserve)
+            .map_err(to_python)?;
+        Ok(Sequence::new(Arc::clone(&self.core), admission))
+    }
+
+    fn can_admit(&self, py: Python<'_>, num_tokens: i64) -> PyResult<bool> {
+        let num_tokens = count(num_tokens, "num_tokens")?;
+        locked(py, &self.core)?
+            .can_admit(num_tokens)
+            .map_err(to_python)
+    }
+
+    fn lookup(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<(u32, &'static str)> {
+        let tokens = self::tokens(tokens)?;
+        let (num_tokens, reason) = locked(py, &self.core)?.lookup(&tokens);
+        Ok((num_tokens, reason.as_str()))
+    }
+
+    #[pyo3(signature = (sequences, num_new=None, tokens=None, lookahead=0, batch=None))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        sequences: &Bound<'_, PyAny>,
+        num_new: Option<&Bound<'_, PyAny>>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        lookahead: i64,
+        batch: Option<&Bound<'_, Batch>>,
+    ) -> PyResult<u32> {
+        let handles = handles(sequences)?;
+        let num_new = OwnedCounts::new(num_new, "num_new")?;
+        let tokens = optional_tokens(tokens)?;
+        let request = Reserve {
+            handles: &handles,
+            num_new: num_new.as_counts(),
+            tokens: tokens.as_deref(),
+            lookahead: count(lookahead, "lookahead")?,
+        };
+        let batch = batch.map(Bound::get);
+        if let Some(batch) = batch {
+            batch.check_owner(&self.core)?;
+        }
+        // The manager first: it may wait detached, which nobody may do who holds a batch.
+        let mut locked = locked(py, &self.core)?;
+        let mut bound = batch.map(Batch::lock);
+        let buffers = bound.as_mut().map(|bound| bound.parts(py));
+        locked.reserve(&request, buffers).map_err(to_python)
+    }
+
+    #[pyo3(signature = (sequences, num_computed=None, tokens=None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        sequences: &Bound<'_, PyAny>,
+        num_computed: Option<&Bound<'_, PyAny>>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let handles = handles(sequences)?;
+        let num_computed = OwnedCounts::new(num_computed, "num_computed")?;
+        let tokens = optional_tokens(tokens)?;
+        locked(py, &self.core)?
+            .commit(&handles, num_computed.as_counts(), tokens.as_deref())
+            .map_err(to_python)
+    }
+
+    fn release(&self, py: Python<'_>, sequences: &Bound<'_, PyAny>) -> PyResult<()> {
+        let handles = handles(sequences)?;
+        locked(py, &self.core)?.release(&handles).map_err(to_python)
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        Ok(Stats::new(&locked(py, &self.core)?.stats()))
+    }
+
+    fn validate(&self, py: Python<'_>) -> PyResult<()> {
+        locked(py, &self.core)?.validate().map_err(to_python)
+    }
+}
