@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument, InvalidType
-from looseleaf.sizing import bytes_per_block, bytes_per_token, num_blocks_for_budget, parse_memory
+from looseleaf.sizing import (
+    blocks_for_tokens,
+    bytes_per_block,
+    bytes_per_token,
+    contiguous_bytes,
+    format_bytes,
+    memory_budget,
+    num_blocks_for_budget,
+    paged_bytes,
+    parse_memory,
+)
 
 LLAMA_8B = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype="float16", max_sequence_len=4096)
 SMOLLM2 = ModelShape(num_layers=30, num_kv_heads=3, head_dim=64, dtype="float32", max_sequence_len=8192)
@@ -24,6 +34,77 @@ block_sizes = st.integers(1, 256)
 def test_smollm2_costs_46080_bytes_a_token_and_737280_a_block() -> None:
     assert bytes_per_token(SMOLLM2) == 46_080
     assert bytes_per_block(SMOLLM2, 16) == 737_280
+
+
+def test_32_layers_of_8_heads_of_128_in_half_precision_are_sized_exactly() -> None:
+    assert contiguous_bytes(LLAMA_8B, 4096) == 536_870_912 == 512 * 1024**2
+    assert 256 * contiguous_bytes(LLAMA_8B, 4096) == 128 * 1024**3
+    assert blocks_for_tokens(4096, 16) == 256
+    assert blocks_for_tokens(200, 16) == 13
+    assert paged_bytes(LLAMA_8B, 4096, block_size=16) == 536_870_912
+    assert paged_bytes(LLAMA_8B, 200, block_size=16) == 13 * 2 * 1024**2
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (31, 2), (32, 2), (33, 3)]
+)
+def test_a_block_starts_at_each_boundary(num_tokens: int, num_blocks: int) -> None:
+    assert blocks_for_tokens(num_tokens, 16) == num_blocks
+
+
+@given(shape=shapes, block_size=block_sizes, num_tokens=st.integers(0, 2**20))
+def test_paged_is_below_contiguous_plus_one_block(shape: ModelShape, block_size: int, num_tokens: int) -> None:
+    contiguous, paged = contiguous_bytes(shape, num_tokens), paged_bytes(shape, num_tokens, block_size=block_size)
+    assert contiguous <= paged < contiguous + bytes_per_block(shape, block_size)
+
+
+def test_negative_token_counts_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_tokens must be at least 0, not -1"):
+        blocks_for_tokens(-1, 16)
+    with pytest.raises(InvalidArgument, match="max_tokens must be at least 0, not -1"):
+        contiguous_bytes(LLAMA_8B, -1)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (46_080, "45 KiB"),
+        (1_288_490_189, "1.2 GiB"),
+        (1024**3 - 1, "1024 MiB"),
+        (1000 * 1024**3, "1000 GiB"),
+        (3 * 1024**6, "3072 PiB"),
+    ],
+)
+def test_bytes_are_written_in_the_largest_unit_that_they_fill(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@given(st.integers(1, 2**60))
+def test_written_bytes_read_back_to_a_hundredth(num_bytes: int) -> None:
+    assert abs(parse_memory(format_bytes(num_bytes)) - num_bytes) <= 0.005 * num_bytes + 1
+
+
+def test_a_fraction_is_a_share_of_what_is_available() -> None:
+    assert memory_budget(0.9, available_bytes=lambda: 1000) == 900
+    assert memory_budget(1.0, available_bytes=lambda: 1000) == 1000
+    assert memory_budget(0.5) > 0
+
+
+@pytest.mark.parametrize(("memory", "num_bytes"), [("1KiB", 1024), (1, 1), (4096, 4096)])
+def test_amounts_do_not_ask_what_is_available(memory: str | int, num_bytes: int) -> None:
+    def fail() -> int:
+        raise AssertionError("asked")
+
+    assert memory_budget(memory, available_bytes=fail) == num_bytes
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan"), float("inf")])
+def test_other_fractions_are_refused(fraction: float) -> None:
+    with pytest.raises(InvalidArgument, match="above 0 and at most 1"):
+        memory_budget(fraction, available_bytes=lambda: 1000)
 
 
 @pytest.mark.parametrize(

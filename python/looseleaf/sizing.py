@@ -11,11 +11,25 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.host_memory import available_host_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from looseleaf.config import ModelShape
 
-__all__ = ["bytes_per_block", "bytes_per_token", "num_blocks_for_budget", "parse_memory"]
+__all__ = [
+    "available_host_memory",
+    "blocks_for_tokens",
+    "bytes_per_block",
+    "bytes_per_token",
+    "contiguous_bytes",
+    "format_bytes",
+    "memory_budget",
+    "num_blocks_for_budget",
+    "paged_bytes",
+    "parse_memory",
+]
 
 _UNITS = {"B": 1}
 _UNITS |= {prefix + "B": 1000**power for power, prefix in enumerate("KMGTP", start=1)}
@@ -57,6 +71,17 @@ def parse_memory(memory: str | int) -> int:
     return num_bytes
 
 
+def format_bytes(num_bytes: int) -> str:
+    """Write a number of bytes in the largest binary unit that it fills, to two decimals.
+
+    >>> format_bytes(536_870_912), format_bytes(737_280), format_bytes(1023), format_bytes(1_288_490_189)
+    ('512 MiB', '720 KiB', '1023 B', '1.2 GiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{num_bytes / 1024**power:.2f}".rstrip("0").rstrip(".") + f" {units[power]}"
+
+
 def bytes_per_token(shape: ModelShape) -> int:
     """Bytes of the keys and values of one token, all layers.
 
@@ -79,6 +104,48 @@ def bytes_per_block(shape: ModelShape, block_size: int) -> int:
     """
     _check_at_least("block_size", block_size, 1)
     return block_size * bytes_per_token(shape)
+
+
+def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens; the last one may be partly empty.
+
+    Raises:
+        InvalidArgument: `num_tokens` is below 0 or `block_size` below 1.
+
+    >>> blocks_for_tokens(200, 16), blocks_for_tokens(4096, 16), blocks_for_tokens(0, 16)
+    (13, 256, 0)
+    """
+    _check_at_least("num_tokens", num_tokens, 0)
+    _check_at_least("block_size", block_size, 1)
+    return -(-num_tokens // block_size)
+
+
+def paged_bytes(shape: ModelShape, num_tokens: int, *, block_size: int) -> int:
+    """Bytes of the blocks that a sequence of `num_tokens` tokens holds.
+
+    Raises:
+        InvalidArgument: `num_tokens` is below 0 or `block_size` below 1.
+
+    >>> from looseleaf.config import ModelShape
+    >>> shape = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype="float16")
+    >>> paged_bytes(shape, 200, block_size=16)
+    27262976
+    """
+    return blocks_for_tokens(num_tokens, block_size) * bytes_per_block(shape, block_size)
+
+
+def contiguous_bytes(shape: ModelShape, max_tokens: int) -> int:
+    """Bytes of a contiguous cache of one sequence, which is allocated for the most tokens that it may ever hold.
+
+    Raises:
+        InvalidArgument: `max_tokens` is below 0.
+
+    >>> from looseleaf.config import ModelShape
+    >>> contiguous_bytes(ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype="float16"), 4096)
+    536870912
+    """
+    _check_at_least("max_tokens", max_tokens, 0)
+    return max_tokens * bytes_per_token(shape)
 
 
 def num_blocks_for_budget(budget_bytes: int, shape: ModelShape, block_size: int) -> int:
@@ -107,6 +174,27 @@ def num_blocks_for_budget(budget_bytes: int, shape: ModelShape, block_size: int)
             f"2 x {block_bytes} = {2 * block_bytes} bytes"
         )
     return num_usable
+
+
+def memory_budget(memory: str | float, *, available_bytes: Callable[[], int] = available_host_memory) -> int:
+    """Turn what a user may say about memory into bytes.
+
+    Args:
+        memory: as for `parse_memory`, or a float: so much of the memory that is available, above 0 and at most 1.
+        available_bytes: what is available; asked for a float only.
+
+    Raises:
+        InvalidArgument: as for `parse_memory`, or the float is out of range.
+        InvalidType: as for `parse_memory`.
+
+    >>> memory_budget("2GiB"), memory_budget(0.5, available_bytes=lambda: 1000)
+    (2147483648, 500)
+    """
+    if not isinstance(memory, float):
+        return parse_memory(memory)
+    if not 0 < memory <= 1:
+        raise InvalidArgument(f"memory as a fraction must be above 0 and at most 1, not {memory}; bytes are an integer")
+    return parse_memory(int(memory * available_bytes()))
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
