@@ -15,6 +15,7 @@
 //! | `positions`, `token_ids` | i64 \[tokens\] | 0; the id of a live token that is not known yet is -1 |
 //! | `copies` | i32 \[rows, 2\], (source, destination) | -1 |
 
+use crate::block_size::BlockSize;
 use crate::sequence::Sequence;
 use crate::{Config, Error};
 
@@ -195,7 +196,7 @@ impl BatchState {
 pub(crate) struct BatchWriter<'s, 'b> {
     state: &'s mut BatchState,
     buffers: BatchBuffers<'b>,
-    block_size: u32,
+    block_size: BlockSize,
     row: usize,
     token: usize,
     copy: usize,
@@ -205,7 +206,7 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
     pub(crate) fn begin(
         state: &'s mut BatchState,
         buffers: BatchBuffers<'b>,
-        block_size: u32,
+        block_size: BlockSize,
     ) -> Self {
         state.max_query_len = 0;
         state.max_seq_len = 0;
@@ -267,12 +268,14 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
     }
 
     fn write_tokens(&mut self, sequence: &Sequence) {
+        let size = self.block_size.tokens();
         let mut position = sequence.computed;
         while position < sequence.reserved {
             // One block at a time: slots are consecutive within it.
-            let in_block =
-                (self.block_size - position % self.block_size).min(sequence.reserved - position);
-            let first_slot = sequence.table.slot(position, self.block_size);
+            let start = self.block_size.offset(position);
+            let block = sequence.table.blocks()[self.block_size.column(position) as usize];
+            let first_slot = i64::from(block.get()) * i64::from(size) + i64::from(start);
+            let in_block = (size - start).min(sequence.reserved - position);
             for offset in 0..in_block {
                 let at = position + offset;
                 self.buffers.slot_mapping[self.token] = first_slot + i64::from(offset);

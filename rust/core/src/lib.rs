@@ -4,6 +4,7 @@
 
 mod batch;
 mod block;
+mod block_size;
 mod config;
 mod error;
 mod free_stack;

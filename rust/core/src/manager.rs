@@ -9,6 +9,7 @@
 
 use std::cmp::Ordering;
 
+use crate::block_size::BlockSize;
 use crate::graveyard::Graveyard;
 use crate::holds::Holds;
 use crate::sequence::{Lengths, Sequence};
@@ -34,6 +35,9 @@ use crate::{BlockId, BlockPool, BlockTable, Config, Error, SeqId, Stats};
 #[derive(Debug)]
 pub struct BlockManager {
     config: Config,
+    block_size: BlockSize,
+    /// Most tokens of a sequence: what its table row and the whole pool can hold.
+    longest: u64,
     pool: BlockPool,
     graveyard: Graveyard,
     state: Mutex<State>,
@@ -58,6 +62,8 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub struct Locked<'a> {
     pub(crate) config: &'a Config,
+    pub(crate) block_size: BlockSize,
+    longest: u64,
     pub(crate) pool: &'a BlockPool,
     pub(crate) graveyard: &'a Graveyard,
     pub(crate) state: MutexGuard<'a, State>,
@@ -111,6 +117,9 @@ impl BlockManager {
                 plan: Vec::new(),
                 blocks: Vec::new(),
             }),
+            block_size: BlockSize::new(config.block_size()),
+            longest: u64::from(config.max_sequence_len())
+                .min(u64::from(config.num_blocks()) * u64::from(config.block_size())),
             config,
         })
     }
@@ -150,6 +159,8 @@ impl BlockManager {
     fn locked<'a>(&'a self, state: MutexGuard<'a, State>) -> Locked<'a> {
         Locked {
             config: &self.config,
+            block_size: self.block_size,
+            longest: self.longest,
             pool: &self.pool,
             graveyard: &self.graveyard,
             state,
@@ -174,7 +185,7 @@ impl Locked<'_> {
         // Fits: check_length has compared it with a u32.
         let reserve = reserve.unwrap_or(u32::try_from(num_tokens).unwrap_or(u32::MAX));
         let id = self.next_place()?;
-        let num_blocks = reserve.div_ceil(self.config.block_size());
+        let num_blocks = self.block_size.blocks_for(reserve);
         let State { blocks, .. } = &mut *self.state;
         blocks.clear();
         blocks.resize(num_blocks as usize, BlockId::NULL);
@@ -197,7 +208,7 @@ impl Locked<'_> {
         self.begin()?;
         let fits = num_tokens > 0
             && num_tokens <= self.config.max_sequence_len()
-            && num_tokens.div_ceil(self.config.block_size()) <= self.pool.num_free();
+            && self.block_size.blocks_for(num_tokens) <= self.pool.num_free();
         Ok(fits && !self.state.free_places.is_empty())
     }
 
@@ -218,7 +229,7 @@ impl Locked<'_> {
             sequences, blocks, ..
         } = &mut *self.state;
         let sequence = &sequences[parent];
-        let num_shared = sequence.computed.div_ceil(self.config.block_size()) as usize;
+        let num_shared = self.block_size.blocks_for(sequence.computed) as usize;
         blocks.clear();
         blocks.extend_from_slice(&sequence.table.blocks()[..num_shared]);
         // What the parent has computed lies in the source until its copy has run: share that, not the destination.
@@ -264,7 +275,7 @@ impl Locked<'_> {
         sequence.reserved = sequence.reserved.min(length);
         sequence.computed = sequence.computed.min(length);
         sequence.num_cached = sequence.num_cached.min(length);
-        self.give_up_blocks(index, length.div_ceil(self.config.block_size()) as usize)
+        self.give_up_blocks(index, self.block_size.blocks_for(length) as usize)
     }
 
     /// Ends sequences and gives up their blocks. A released handle is passed over.
@@ -383,6 +394,9 @@ impl Locked<'_> {
     }
 
     pub(crate) fn check_length(&self, num_tokens: u64) -> Result<(), Error> {
+        if num_tokens <= self.longest {
+            return Ok(());
+        }
         let max_sequence_len = self.config.max_sequence_len();
         if num_tokens > u64::from(max_sequence_len) {
             return Err(Error::SequenceTooLong {
@@ -390,15 +404,10 @@ impl Locked<'_> {
                 max_sequence_len,
             });
         }
-        let requested = num_tokens.div_ceil(u64::from(self.config.block_size()));
-        let capacity = self.config.num_blocks();
-        if requested > u64::from(capacity) {
-            return Err(Error::NeverFits {
-                requested,
-                capacity,
-            });
-        }
-        Ok(())
+        Err(Error::NeverFits {
+            requested: num_tokens.div_ceil(u64::from(self.config.block_size())),
+            capacity: self.config.num_blocks(),
+        })
     }
 
     /// The sequence that the next admission opens.

@@ -83,7 +83,7 @@ impl Locked<'_> {
         }
         self.apply_plan(request.tokens.unwrap_or_default());
         if let Some((state, buffers)) = batch {
-            let mut writer = BatchWriter::begin(state, buffers, self.config.block_size());
+            let mut writer = BatchWriter::begin(state, buffers, self.block_size);
             for (&handle, planned) in request.handles.iter().zip(&self.state.plan) {
                 writer.push(handle, &self.state.sequences[planned.index]);
             }
@@ -179,7 +179,7 @@ impl Locked<'_> {
                     .saturating_add(request.lookahead)
                     .min(self.config.max_sequence_len()),
             };
-            let num_blocks = capacity.div_ceil(self.config.block_size()) as usize;
+            let num_blocks = self.block_size.blocks_for(capacity) as usize;
             let num_blocks = num_blocks.saturating_sub(sequence.table.len());
             self.state.plan.push(Planned {
                 index,
@@ -194,7 +194,7 @@ impl Locked<'_> {
     /// Finds the shared blocks that the step writes. Takes the holds right away, so that a later row of the same step sees that
     /// an earlier one has left the block.
     fn plan_copies(&mut self) {
-        let block_size = self.config.block_size();
+        let block_size = self.block_size;
         let State {
             sequences,
             holds,
@@ -204,8 +204,8 @@ impl Locked<'_> {
         for planned in plan {
             let sequence = &sequences[planned.index];
             let (column, offset) = (
-                (sequence.computed / block_size) as usize,
-                sequence.computed % block_size,
+                block_size.column(sequence.computed) as usize,
+                block_size.offset(sequence.computed),
             );
             // Only the block with the first new token can be shared: a fork shares no block past its computed tokens.
             if planned.end == sequence.computed || offset == 0 || sequence.pending.is_some() {

@@ -1,0 +1,89 @@
+"""Medians, ratios to a named baseline, and what they were measured on."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+import looseleaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def median_seconds(call: Callable[[], object], *, repeats: int, calls: int = 1) -> float:
+    """Median over `repeats` of the CPU time of one call in this thread, each the mean of `calls`."""
+    return _median(call, repeats, calls, time.thread_time)
+
+
+def median_wall_seconds(call: Callable[[], object], *, repeats: int, calls: int = 1) -> float:
+    """Median over `repeats` of the wall time of one call, each the mean of `calls`: for work in several threads."""
+    return _median(call, repeats, calls, time.perf_counter)
+
+
+def _median(call: Callable[[], object], repeats: int, calls: int, clock: Callable[[], float]) -> float:
+    call()
+    samples = []
+    for _ in range(repeats):
+        start = clock()
+        for _ in range(calls):
+            call()
+        samples.append((clock() - start) / calls)
+    return float(np.median(samples))
+
+
+def machine() -> dict[str, str]:
+    """Processor, cores and versions."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "processor": model,
+        "torch threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "looseleaf": looseleaf.__version__,
+        "date": datetime.now(tz=timezone.utc).date().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+class Report:
+    """Rows of one benchmark, printed with their ratio to the baseline of the same run."""
+
+    def __init__(self, title: str, *, baseline: str) -> None:
+        self.title = title
+        self.baseline = baseline
+        self.rows: list[dict[str, object]] = []
+        self._baseline_seconds: float | None = None
+
+    def add(self, name: str, seconds: float, *, note: str = "", baseline: bool | None = None) -> None:
+        """Add a row. A row named as the baseline, or marked as one, is what later rows are compared with."""
+        if baseline or name == self.baseline:
+            self._baseline_seconds = seconds
+        ratio = self._baseline_seconds / seconds if self._baseline_seconds else None
+        self.rows.append({"name": name, "seconds": seconds, "times faster than baseline": ratio, "note": note})
+
+    def finish(self, json_path: str | None) -> None:
+        """Print the table; write JSON if asked."""
+        print(f"# {self.title} (baseline: {self.baseline})")
+        for key, value in machine().items():
+            print(f"  {key}: {value}")
+        for row in self.rows:
+            ratio = row["times faster than baseline"]
+            shown = "" if ratio is None else f"{ratio:9.2f}x"
+            print(f"  {row['name']!s:48} {float(str(row['seconds'])) * 1e6:14.1f} us {shown:>10}  {row['note']}")
+        if json_path:
+            document = {"title": self.title, "baseline": self.baseline, "machine": machine(), "rows": self.rows}
+            Path(json_path).write_text(json.dumps(document, indent=2) + "\n")
