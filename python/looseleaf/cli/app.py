@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from looseleaf.cli.size import size
 from looseleaf.errors import LooseleafError
 
 __all__ = ["app"]
@@ -36,7 +37,7 @@ class _Commands(TyperGroup):
             exit_code = 1
         except typer.Abort:
             exit_code = 1
-        raise SystemExit(exit_code)
+        raise SystemExit(exit_code or 0)
 
 
 def _report(message: str) -> None:
@@ -51,3 +52,6 @@ def looseleaf(context: typer.Context) -> None:
     """A paged KV cache for LLM inference."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app.command(name="size")(size)
