@@ -1,0 +1,10 @@
+"""The operators on paged KV caches: tensors in, tensors out, no allocator.
+
+Each is a thin checked wrapper over `torch.ops.looseleaf`, which may be called directly. PyTorch implementations stand
+behind all of them; a compiled library for the CPU or for CUDA takes over where one is loaded.
+"""
+
+from looseleaf.ops import reference as _reference  # noqa: F401 - registers the implementations
+from looseleaf.ops.write import write
+
+__all__ = ["write"]
