@@ -5,6 +5,7 @@ behind all of them; a compiled library for the CPU or for CUDA takes over where 
 """
 
 from looseleaf.ops import reference as _reference  # noqa: F401 - registers the implementations
+from looseleaf.ops.attend import attend, merge_states
 from looseleaf.ops.write import write
 
-__all__ = ["write"]
+__all__ = ["attend", "merge_states", "write"]
