@@ -6,6 +6,8 @@ behind all of them; a compiled library for the CPU or for CUDA takes over where 
 
 from looseleaf.ops import reference as _reference  # noqa: F401 - registers the implementations
 from looseleaf.ops.attend import attend, merge_states
+from looseleaf.ops.copy import copy_blocks, swap_blocks
+from looseleaf.ops.gather import gather
 from looseleaf.ops.write import write
 
-__all__ = ["attend", "merge_states", "write"]
+__all__ = ["attend", "copy_blocks", "gather", "merge_states", "swap_blocks", "write"]
