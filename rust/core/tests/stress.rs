@@ -1,0 +1,110 @@
+//! Many calls from four threads. Ownership is kept beside the pool and swapped atomically, so that two owners meet.
+#![cfg(not(looseleaf_loom))]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use looseleaf_core::{BlockId, BlockPool};
+
+const NUM_THREADS: u32 = 4;
+
+/// Marsaglia's xorshift: the same sequence of choices in every run.
+struct Choices(u32);
+
+impl Choices {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0 % limit
+    }
+}
+
+fn spawn_all(work: impl Fn(u32, Choices) + Sync) {
+    thread::scope(|scope| {
+        for thread in 1..=NUM_THREADS {
+            let work = &work;
+            scope.spawn(move || work(thread, Choices(0x9e37_79b9 ^ thread)));
+        }
+    });
+}
+
+#[test]
+fn no_block_is_handed_out_twice() {
+    const NUM_BLOCKS: u32 = 2;
+    const CALLS_PER_THREAD: u32 = 1_000_000 / NUM_THREADS;
+    let pool = BlockPool::new(NUM_BLOCKS).expect("a valid size");
+    let owners: Vec<AtomicU32> = (0..=NUM_BLOCKS).map(|_| AtomicU32::new(0)).collect();
+    let num_owned = AtomicU32::new(0);
+
+    spawn_all(|thread, mut choices| {
+        let mut room = [BlockId::NULL; NUM_BLOCKS as usize];
+        let mut calls = 0;
+        while calls < CALLS_PER_THREAD {
+            calls += 1;
+            let blocks = &mut room[..=choices.below(NUM_BLOCKS) as usize];
+            if pool.allocate(blocks).is_err() {
+                continue;
+            }
+            for &block in &*blocks {
+                let before = owners[block.index()].swap(thread, Ordering::AcqRel);
+                assert_eq!(before, 0, "{block} was handed out twice");
+            }
+            num_owned.fetch_add(1, Ordering::Relaxed);
+            for &block in &*blocks {
+                let before = owners[block.index()].swap(0, Ordering::AcqRel);
+                assert_eq!(before, thread, "{block} was taken from its owner");
+            }
+            pool.release(blocks).expect("the thread holds them");
+            calls += 1;
+        }
+    });
+
+    assert!(
+        num_owned.into_inner() > CALLS_PER_THREAD / 100,
+        "hardly a block was handed out"
+    );
+    assert_eq!(pool.num_free(), NUM_BLOCKS);
+    assert_eq!(pool.validate(&[0; NUM_BLOCKS as usize + 1]), Ok(()));
+}
+
+#[test]
+fn the_last_of_two_holders_frees_a_block() {
+    const NUM_BLOCKS: u32 = 6;
+    const ROUNDS_PER_THREAD: u32 = 50_000;
+    let pool = BlockPool::new(NUM_BLOCKS).expect("a valid size");
+    // A reference on its way from one thread to another, as a block id.
+    let mailbox = AtomicU32::new(0);
+    let num_sent = AtomicU32::new(0);
+
+    spawn_all(|_, mut choices| {
+        for _ in 0..ROUNDS_PER_THREAD {
+            let mut sent = BlockId::NULL;
+            let mut room = [BlockId::NULL; 2];
+            let blocks = &mut room[..=choices.below(2) as usize];
+            if pool.allocate(blocks).is_ok() {
+                sent = blocks[0];
+                pool.retain(&[sent]).expect("the thread holds it");
+                num_sent.fetch_add(1, Ordering::Relaxed);
+            }
+            let received = mailbox.swap(sent.get(), Ordering::AcqRel);
+            let received = BlockId::new(received).expect("a block id");
+            if !sent.is_null() {
+                pool.release(blocks).expect("the thread holds them");
+            }
+            if !received.is_null() {
+                pool.release(&[received])
+                    .expect("the reference came with the letter");
+            }
+        }
+    });
+
+    assert!(
+        num_sent.into_inner() > ROUNDS_PER_THREAD / 100,
+        "hardly a block was shared"
+    );
+    let mut counts = [0; NUM_BLOCKS as usize + 1];
+    let left = mailbox.into_inner() as usize;
+    counts[left] = u32::from(left != 0);
+    assert_eq!(pool.validate(&counts), Ok(()));
+}
