@@ -76,27 +76,23 @@ impl Graveyard {
 
     /// Gives a vacant slot to a new sequence, which may be buried from now on. A slot that is not vacant stays as it is.
     pub fn issue(&self, sequence: SeqId) {
-        // Release: pairs with the Acquire in `bury`. The drain's reading of the link comes before the next bury's writing,
-        // however the id gets there.
         let alive = u64::from(sequence.generation());
-        let is_issued = self.exchange(sequence, VACANT, alive, Ordering::Release);
+        let is_issued = self.exchange(sequence, VACANT, alive);
         debug_assert!(is_issued, "the slot of {sequence:?} is not vacant");
     }
 
     /// Ends a sequence by name and makes its slot vacant; `false` if a drop came first, then the drain will make it vacant.
     #[must_use]
     pub fn close(&self, sequence: SeqId) -> bool {
-        // Relaxed: `issue` publishes for the next sequence.
         let alive = u64::from(sequence.generation());
-        self.exchange(sequence, alive, VACANT, Ordering::Relaxed)
+        self.exchange(sequence, alive, VACANT)
     }
 
     /// Puts a sequence into the list. Does nothing if it is there, or has ended: a second drop, or one of a handle whose slot
-    /// is vacant or has gone to another sequence. Lock-free, from any thread.
+    /// is vacant or has gone to another sequence. Lock-free, from any thread that the id has reached by synchronization.
     pub fn bury(&self, sequence: SeqId) {
-        // Acquire: pairs with the Release in `issue`.
         let alive = u64::from(sequence.generation());
-        if self.exchange(sequence, alive, alive | DROPPED, Ordering::Acquire) {
+        if self.exchange(sequence, alive, alive | DROPPED) {
             self.push(sequence.index());
         }
     }
@@ -119,7 +115,7 @@ impl Graveyard {
         let mut cursor = self.reverse(self.head.swap(NIL, Ordering::Acquire));
         while let Some((index, slot)) = self.entry(cursor) {
             cursor = slot.link.load(Ordering::Relaxed); // before the slot can be issued and buried again
-            // Relaxed: a slot in the list is written by its drain only, and `issue` publishes.
+            // Relaxed: the word of a slot in the list is written by its drain only.
             let word = slot.word.swap(VACANT, Ordering::Relaxed);
             let sequence = u32::try_from(word & !DROPPED)
                 .ok()
@@ -140,7 +136,7 @@ impl Graveyard {
         let mut head = self.head.load(Ordering::Relaxed); // only copied, here and on failure
         loop {
             link.store(head, Ordering::Relaxed); // published by the Release below
-            // Release: pairs with the Acquire in `drain`; publishes the link and the word.
+            // Release: pairs with the Acquire in `drain`; publishes the link, the word and what the sequence's user did.
             match self.head.compare_exchange_weak(
                 head,
                 index + 1,
@@ -172,17 +168,19 @@ impl Graveyard {
     }
 
     /// Changes the word of a slot from one value to another; `false` if it is not the one.
-    fn exchange(&self, sequence: SeqId, from: u64, to: u64, success: Ordering) -> bool {
+    ///
+    /// Relaxed: the word only decides who may go on. What the next one reads and writes is ordered elsewhere: `issue` comes
+    /// before `bury` because the id has to get there, `bury` before the drain by the list, the drain before `issue` by the
+    /// mutex.
+    fn exchange(&self, sequence: SeqId, from: u64, to: u64) -> bool {
         let Some(slot) = self.slots.get(sequence.index() as usize) else {
             return false;
         };
-        // Relaxed, here and on failure: only compared.
         while slot.word.load(Ordering::Relaxed) == from {
-            if slot
-                .word
-                .compare_exchange_weak(from, to, success, Ordering::Relaxed)
-                .is_ok()
-            {
+            let exchanged =
+                slot.word
+                    .compare_exchange_weak(from, to, Ordering::Relaxed, Ordering::Relaxed);
+            if exchanged.is_ok() {
                 return true;
             }
         }
