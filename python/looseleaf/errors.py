@@ -19,8 +19,10 @@ __all__ = [
     "MissingPackage",
     "NeverFits",
     "OutOfBlocks",
+    "OutOfMemory",
     "SequenceTooLong",
     "StaleSequence",
+    "StaleStep",
     "TooManySequences",
     "UnknownSequence",
     "UnsupportedModel",
@@ -231,3 +233,26 @@ class EngineBusy(LooseleafError, RuntimeError):
 
 class UnsupportedModel(LooseleafError):
     """The model does something that a paged cache does not offer, or does not use the attention that it was given."""
+
+
+class OutOfMemory(LooseleafError, MemoryError):
+    """The tensors of a cache do not fit the device: ask for fewer blocks.
+
+    Attributes:
+        requested_bytes: what the tensors need.
+        available_bytes: what the device has left; 0 where it does not tell.
+        device: name of the device.
+    """
+
+    def __init__(self, requested_bytes: int, available_bytes: int, device: str) -> None:
+        super().__init__(requested_bytes, available_bytes, device)
+        self.requested_bytes = requested_bytes
+        self.available_bytes = available_bytes
+        self.device = device
+
+    def __str__(self) -> str:
+        return f"the cache needs {self.requested_bytes} bytes on {self.device}, {self.available_bytes} are available"
+
+
+class StaleStep(LooseleafError, RuntimeError):
+    """A step was used after the next one was prepared: its tables and slots now belong to that one."""

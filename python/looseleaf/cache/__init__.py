@@ -1,0 +1,7 @@
+"""Way 2: the paged KV cache, which is the allocator and the operators together."""
+
+from looseleaf.cache.paged import PagedKVCache
+from looseleaf.cache.step import Step
+from looseleaf.cache.storage import KVStorage
+
+__all__ = ["KVStorage", "PagedKVCache", "Step"]
