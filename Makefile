@@ -78,7 +78,7 @@ setup: $(VENV)/built ## only set up: .venv, packages, the Rust extension
 $(BIN)/python:
 	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust 1.95 or newer, with rustup for example"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+		{ echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
 		{ echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
 	@echo "== Set-up, once: Python packages (PyTorch among them) into $(VENV). About 6 GB and 3 to 10 minutes."
