@@ -1,6 +1,9 @@
 """Continuous batching: many prompts through one transformers model at once, on a paged cache."""
 
+from looseleaf.engine.engine import Engine
 from looseleaf.engine.params import SamplingParams
+from looseleaf.engine.report import Report
 from looseleaf.engine.request import FinishReason
+from looseleaf.engine.result import Result, TokenEvent
 
-__all__ = ["FinishReason", "SamplingParams"]
+__all__ = ["Engine", "FinishReason", "Report", "Result", "SamplingParams", "TokenEvent"]

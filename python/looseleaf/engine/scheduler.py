@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, SequenceTooLong
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -165,7 +166,7 @@ class Scheduler:
         return self._rows[: len(self._running)]
 
     def _num_blocks(self, request: Request) -> int:
-        return -(-request.max_len // self.manager.block_size)
+        return blocks_for_tokens(request.max_len, self.manager.block_size)
 
     def _admit(self, budget: int) -> None:
         num_promised = int(self._live_rows["num_promised"].sum())

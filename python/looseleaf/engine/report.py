@@ -1,0 +1,110 @@
+"""What a run cost: time, blocks, memory beside what contiguous caches would take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from looseleaf.engine.request import Request
+
+__all__ = ["Meter", "Report"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The measurements of one run; of an interrupted run, those until then.
+
+    Attributes:
+        num_requests: prompts that were given.
+        num_finished: prompts that were answered to their end.
+        num_prompt_tokens: tokens of all prompts that were not refused.
+        num_generated_tokens: tokens that were generated.
+        seconds: time inside the steps: the time that a caller of `stream` takes between events is not counted.
+        tokens_per_second: generated tokens by seconds; 0 before the first.
+        num_steps: forward passes of the model.
+        peak_running: most requests that ran in one step.
+        peak_blocks: most blocks in use in one step.
+        paged_bytes: peak blocks x bytes of a block, all layers: what the keys and values really took.
+        padded_bytes: peak_running x longest (prompt + max_tokens) of the run x bytes of a token: one contiguous region
+            for each request that ran at once, each as long as the longest request may become.
+        contiguous_bytes: peak_running x max_sequence_len x bytes of a token: the same, each as long as a sequence of
+            the engine may become.
+        wasted_slots_percent: slots of the blocks in use that held no token, after each step, as a share of all slots of
+            the blocks in use, over all steps.
+    """
+
+    num_requests: int
+    num_finished: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    seconds: float
+    tokens_per_second: float
+    num_steps: int
+    peak_running: int
+    peak_blocks: int
+    paged_bytes: int
+    padded_bytes: int
+    contiguous_bytes: int
+    wasted_slots_percent: float
+
+
+class Meter:
+    """Adds up a run, step by step.
+
+    Args:
+        block_size: slots of a block.
+        bytes_per_token: keys and values of one token, all layers.
+        max_sequence_len: tokens that a sequence may hold.
+    """
+
+    def __init__(self, *, block_size: int, bytes_per_token: int, max_sequence_len: int) -> None:
+        self._block_size = block_size
+        self._bytes_per_token = bytes_per_token
+        self._max_sequence_len = max_sequence_len
+        self._seconds = 0.0
+        self._num_steps = 0
+        self._peak_running = 0
+        self._peak_blocks = 0
+        self._sum_slots = 0
+        self._sum_tokens = 0
+
+    def add_step(self, seconds: float, *, num_running: int, num_blocks: int, num_tokens: int) -> None:
+        """Count a step.
+
+        Args:
+            seconds: how long it took.
+            num_running: requests that hold a sequence.
+            num_blocks: blocks in use after it.
+            num_tokens: tokens in those blocks.
+        """
+        self._seconds += seconds
+        self._num_steps += 1
+        self._peak_running = max(self._peak_running, num_running)
+        self._peak_blocks = max(self._peak_blocks, num_blocks)
+        self._sum_slots += num_blocks * self._block_size
+        self._sum_tokens += num_tokens
+
+    def report(self, requests: Collection[Request]) -> Report:
+        """Sum up, with what the requests of the run say of themselves."""
+        accepted = [request for request in requests if request.finish_reason != "error"]
+        num_generated = sum(len(request.token_ids) for request in accepted)
+        longest = max((request.max_len for request in accepted), default=0)
+        wasted = self._sum_slots - self._sum_tokens
+        return Report(
+            num_requests=len(requests),
+            num_finished=sum(request.finish_reason is not None for request in accepted),
+            num_prompt_tokens=sum(len(request.prompt) for request in accepted),
+            num_generated_tokens=num_generated,
+            seconds=self._seconds,
+            tokens_per_second=num_generated / self._seconds if num_generated else 0.0,
+            num_steps=self._num_steps,
+            peak_running=self._peak_running,
+            peak_blocks=self._peak_blocks,
+            paged_bytes=self._peak_blocks * self._block_size * self._bytes_per_token,
+            padded_bytes=self._peak_running * longest * self._bytes_per_token,
+            contiguous_bytes=self._peak_running * self._max_sequence_len * self._bytes_per_token,
+            wasted_slots_percent=100 * wasted / self._sum_slots if self._sum_slots else 0.0,
+        )

@@ -1,0 +1,106 @@
+"""One step through the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from looseleaf.errors import UnsupportedModel
+from looseleaf.integrations.transformers.attention import ATTENTION_NAME
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from looseleaf.cache import Step
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """A transformers model for causal language, run on packed steps.
+
+    The first step checks that the model does use our attention, once in every layer: some models ignore the setting
+    with no more than a warning, and would answer from nothing.
+
+    Args:
+        model: a transformers model; it runs where its weights are, in their dtype.
+        num_layers: layers that keep keys and values.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, num_layers: int) -> None:
+        self._model = model
+        self._num_layers = num_layers
+        self._is_checked = False
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> Tensor:
+        """Compute the tokens of a step, and write their keys and values.
+
+        Args:
+            step: what `PagedKVCache.step` returned, not committed yet; the model attends through it
+                (`use_paged_attention`).
+
+        Returns:
+            [num_sequences, vocabulary], the logits after the last token of each sequence.
+
+        Raises:
+            UnsupportedModel: the model did not call our attention once in every layer.
+        """
+        if self._is_checked:
+            return self._call(step, step)
+        witness = _Witness(step)
+        try:
+            logits = self._call(step, witness)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UnsupportedModel(f"{self._name} does not hand arguments to its attention: {error}") from error
+        if sorted(witness.layers) != list(range(self._num_layers)):
+            raise UnsupportedModel(
+                f"{self._name} called {ATTENTION_NAME} for layers {sorted(witness.layers)}, expected once for each of "
+                f"{self._num_layers}: it does not take its attention from transformers' AttentionInterface"
+            )
+        if logits.shape[0] != len(step.last_rows):
+            raise UnsupportedModel(f"{self._name} ignores logits_to_keep")
+        self._is_checked = True
+        return logits
+
+    @property
+    def _name(self) -> str:
+        return type(self._model).__name__
+
+    def _call(self, step: Step, attention: Step | _Witness) -> Tensor:
+        output = self._model(
+            input_ids=step.token_ids[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.last_rows,
+            step=attention,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class _Witness:
+    """Stands before a step and writes down which layers attend."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.layers: list[int] = []
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        self.layers.append(layer)
+        return self._step.attend(layer, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)

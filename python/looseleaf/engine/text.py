@@ -1,0 +1,111 @@
+"""From prompts to tokens, and from tokens back to text as they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from looseleaf.errors import EmptyPrompt, InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["TextStream", "decode", "encode"]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def encode(
+    prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None, *, vocabulary_size: int
+) -> NDArray[np.int64]:
+    """Turn a prompt into token ids.
+
+    Args:
+        prompt: token ids, taken as they are; or text, which becomes the user's message of the tokenizer's chat
+            template if it has one, and is tokenized plainly if not.
+        tokenizer: None if all prompts are token ids.
+        vocabulary_size: token ids must be below.
+
+    Returns:
+        int64 [prompt_len].
+
+    Raises:
+        EmptyPrompt: there is no token.
+        InvalidArgument: a token id is outside the vocabulary, or a text came without a tokenizer.
+        InvalidType: the prompt is neither.
+
+    >>> encode([1, 2, 3], None, vocabulary_size=10)
+    array([1, 2, 3])
+    """
+    if isinstance(prompt, str):
+        token_ids = np.asarray(_tokenize(prompt, tokenizer), dtype=np.int64)
+    else:
+        try:
+            token_ids = np.asarray(prompt)
+        except ValueError:
+            token_ids = np.asarray(prompt, dtype=object)
+        if token_ids.size and (token_ids.ndim != 1 or token_ids.dtype.kind not in "iu"):
+            raise InvalidType(f"a prompt must be a string or a flat list of integers, not {prompt!r}"[:200])
+    if not token_ids.size:
+        raise EmptyPrompt
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or high >= vocabulary_size:
+        wrong = low if low < 0 else high
+        raise InvalidArgument(f"token ids must be in [0, {vocabulary_size}), not {wrong}")
+    return token_ids.astype(np.int64, copy=False)
+
+
+def decode(token_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Turn token ids into text without special tokens."""
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+    return text
+
+
+class TextStream:
+    """The text of one answer, piece by piece.
+
+    A token can end inside a character, and a tokenizer can treat the first token of a text specially. So each piece is
+    the difference of two texts that begin at the last piece's first token, and it waits for its last character's bytes.
+    """
+
+    __slots__ = ("_begin", "_end", "_token_ids", "_tokenizer")
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._begin = 0
+        self._end = 0
+
+    def push(self, token_id: int) -> str:
+        """Add a token, and take the text that became whole with it."""
+        self._token_ids.append(token_id)
+        return self._take(wait=True)
+
+    def finish(self) -> str:
+        """Take what still waited."""
+        return self._take(wait=False)
+
+    def _take(self, *, wait: bool) -> str:
+        given = decode(self._token_ids[self._begin : self._end], self._tokenizer)
+        text = decode(self._token_ids[self._begin :], self._tokenizer)
+        if wait and text.endswith(_REPLACEMENT):
+            return ""
+        self._begin = self._end
+        self._end = len(self._token_ids)
+        return text[len(given) :]
+
+
+def _tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    if tokenizer is None:
+        raise InvalidArgument("text prompts need a tokenizer; give the engine one, or give token ids")
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": prompt}]
+        encoded = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
+    else:
+        encoded = tokenizer(prompt)
+    token_ids: list[int] = encoded["input_ids"]
+    return token_ids

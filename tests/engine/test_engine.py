@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from looseleaf import Engine, NeverFits, SamplingParams
+from looseleaf.errors import EmptyPrompt, EngineBusy, InvalidArgument, InvalidType, SequenceTooLong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transformers import PreTrainedModel
+
+    from looseleaf.engine import Result, TokenEvent
+
+MAX_TOKENS = 40
+
+
+def new_engine(model: PreTrainedModel, *, num_slots: int = 320, block_size: int = 16, **sizes: int) -> Engine:
+    return Engine(model, num_blocks=num_slots // block_size, block_size=block_size, **sizes)
+
+
+def assert_all_free(engine: Engine) -> None:
+    manager = engine.cache.manager
+    assert manager.stats().num_free == manager.num_blocks
+    assert manager.stats().num_sequences == 0
+    manager.validate()
+
+
+def token_ids(results: list[Result]) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+@contextmanager
+def failing_in_step(model: PreTrainedModel, number: int, error: BaseException) -> Iterator[None]:
+    """The real model, whose last layer raises in the given step."""
+    calls = 0
+
+    def hook(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise error
+
+    handle = model.model.layers[-1].register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.fixture(scope="module")
+def alone(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], generate_alone: Callable[..., list[list[int]]]
+) -> list[list[int]]:
+    answers = generate_alone(tiny_model, tiny_prompts, MAX_TOKENS, eos_token_id=None)
+    assert len({tuple(answer) for answer in answers}) == len(answers)
+    assert min(len(set(answer)) for answer in answers) > 10
+    return answers
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("max_batch_tokens", [12, 24, 1024])
+def test_a_batch_answers_what_each_prompt_alone_answers(
+    tiny_model: PreTrainedModel,
+    tiny_prompts: list[list[int]],
+    alone: list[list[int]],
+    block_size: int,
+    max_batch_tokens: int,
+) -> None:
+    engine = new_engine(tiny_model, block_size=block_size, max_batch_tokens=max_batch_tokens)
+    results = engine.generate(tiny_prompts, SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert token_ids(results) == alone
+    assert [result.prompt_token_ids for result in results] == tiny_prompts
+    assert {result.finish_reason for result in results} == {"length"}
+    assert engine.report().peak_running < len(tiny_prompts), "the pool was to be too small for all at once"
+    assert_all_free(engine)
+
+
+def test_stop_tokens_end_answers_in_the_middle_of_a_batch(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    stops = alone[0][3], alone[4][11], alone[6][20]
+    engine = new_engine(tiny_model)
+    results = engine.generate(
+        tiny_prompts, SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, stop_token_ids=stops)
+    )
+    for result, answer in zip(results, alone, strict=True):
+        ends = [place + 1 for place, token_id in enumerate(answer) if token_id in stops]
+        assert result.token_ids == answer[: min(ends, default=MAX_TOKENS)]
+        assert result.finish_reason == ("stop" if ends else "length")
+    assert {result.finish_reason for result in results} == {"stop", "length"}
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_models_own_end_stops_unless_ignored(
+    tiny_model: PreTrainedModel,
+    tiny_prompts: list[list[int]],
+    alone: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    as_list: bool,
+) -> None:
+    end = alone[2][5]
+    monkeypatch.setattr(tiny_model.generation_config, "eos_token_id", [end, 0] if as_list else end)
+    engine = new_engine(tiny_model)
+    stopped, ignored = engine.generate(
+        [tiny_prompts[2]] * 2,
+        [SamplingParams(max_tokens=MAX_TOKENS), SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)],
+    )
+    assert stopped.token_ids == alone[2][: alone[2].index(end) + 1]
+    assert stopped.finish_reason == "stop"
+    assert ignored.token_ids == alone[2]
+
+
+def test_one_token_each(tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]) -> None:
+    engine = new_engine(tiny_model)
+    results = engine.generate(tiny_prompts, SamplingParams(max_tokens=1, ignore_eos=True))
+    assert token_ids(results) == [answer[:1] for answer in alone]
+    assert_all_free(engine)
+
+
+def test_each_prompt_may_have_its_own_params(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    lengths = [5, 40, 1, 12, 33, 7, 20, 2]
+    engine = new_engine(tiny_model)
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    results = engine.generate(tiny_prompts, params)
+    assert token_ids(results) == [answer[:length] for answer, length in zip(alone, lengths, strict=True)]
+
+
+def test_an_engine_is_used_again(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    engine = new_engine(tiny_model)
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    for number in (3, 0, 5):
+        assert token_ids(engine.generate([tiny_prompts[number]], params)) == [alone[number]]
+    assert engine.generate([], params) == []
+    assert engine.report().num_requests == 0
+
+
+def test_what_never_fits_is_refused_and_the_others_are_answered(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    engine = Engine(tiny_model, num_blocks=50, block_size=16)
+    prompts = [tiny_prompts[0], [5] * 900, [5] * 1020, tiny_prompts[1]]
+    params = [SamplingParams(max_tokens=number, ignore_eos=True) for number in (MAX_TOKENS, 12, 12, MAX_TOKENS)]
+    events = list(engine.stream(prompts, params))
+    assert [event.index for event in events[:2]] == [1, 2]
+    results = engine.generate(prompts, params)
+    assert [result.finish_reason for result in results] == ["length", "error", "error", "length"]
+    assert isinstance(results[1].error, NeverFits)
+    assert (results[1].error.requested, results[1].error.capacity) == (57, 50)
+    assert isinstance(results[2].error, SequenceTooLong)
+    assert token_ids(results) == [alone[0], [], [], alone[1]]
+    assert_all_free(engine)
+
+
+def test_two_that_need_30_of_50_blocks_both_finish_in_bounded_steps(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=50, block_size=16, max_batch_tokens=64)
+    results = engine.generate([[5] * 440, [6] * 440], SamplingParams(max_tokens=40, ignore_eos=True))
+    assert [len(result.token_ids) for result in results] == [40, 40]
+    assert engine.report().num_steps == 2 * (7 + 39)
+    assert engine.report().peak_blocks == 30
+    assert_all_free(engine)
+
+
+def test_closing_a_stream_early_frees_every_block(tiny_model: PreTrainedModel, tiny_prompts: list[list[int]]) -> None:
+    engine = new_engine(tiny_model)
+    attention = tiny_model.config._attn_implementation
+    events = engine.stream(tiny_prompts, SamplingParams(max_tokens=MAX_TOKENS))
+    for _ in range(20):
+        next(events)
+    assert engine.cache.manager.stats().num_in_use > 0
+    events.close()
+    assert_all_free(engine)
+    assert tiny_model.config._attn_implementation == attention
+    assert 20 <= engine.report().num_generated_tokens < MAX_TOKENS * len(tiny_prompts)
+
+
+def test_a_stream_that_is_dropped_frees_every_block(tiny_model: PreTrainedModel, tiny_prompts: list[list[int]]) -> None:
+    engine = new_engine(tiny_model)
+    for _ in engine.stream(tiny_prompts, SamplingParams(max_tokens=MAX_TOKENS)):
+        break
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of luck"), KeyboardInterrupt()])
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_a_step_that_fails_leaves_no_block_in_use(
+    tiny_model: PreTrainedModel,
+    tiny_prompts: list[list[int]],
+    alone: list[list[int]],
+    error: BaseException,
+    number: int,
+) -> None:
+    engine = new_engine(tiny_model, max_batch_tokens=24)
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    with failing_in_step(tiny_model, number, error), pytest.raises(type(error)):
+        engine.generate(tiny_prompts, params)
+    assert_all_free(engine)
+    assert token_ids(engine.generate(tiny_prompts, params)) == alone
+
+
+def test_an_error_of_the_caller_between_events_leaves_no_block_in_use(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]]
+) -> None:
+    engine = new_engine(tiny_model)
+
+    def fail(_event: TokenEvent) -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        engine.generate(tiny_prompts, SamplingParams(max_tokens=MAX_TOKENS), on_event=fail)
+    assert_all_free(engine)
+
+
+def test_a_second_stream_is_refused_and_the_first_goes_on(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    engine = new_engine(tiny_model)
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    events = engine.stream(tiny_prompts, params)
+    first = next(events)
+    with pytest.raises(EngineBusy):
+        engine.generate(tiny_prompts, params)
+    answers: list[list[int]] = [[] for _ in tiny_prompts]
+    for event in (first, *events):
+        assert event.token_id is not None
+        answers[event.index].append(event.token_id)
+    assert answers == alone
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ("one string", InvalidType, "prompts must be a list of prompts, not one string"),
+        ([[1], []], EmptyPrompt, "tokens is empty"),
+        (["text"], InvalidArgument, "text prompts need a tokenizer"),
+        ([[1, 259]], InvalidArgument, r"token ids must be in \[0, 259\), not 259"),
+        ([[1, -1]], InvalidArgument, r"token ids must be in \[0, 259\), not -1"),
+        ([[1, 2.5]], InvalidType, "a prompt must be a string or a flat list of integers"),
+        ([[True]], InvalidType, "a prompt must be a string or a flat list of integers"),
+        ([[[1], [2, 3]]], InvalidType, "a prompt must be a string or a flat list of integers"),
+        ([7], InvalidType, "a prompt must be a string or a flat list of integers"),
+    ],
+)
+def test_wrong_prompts_are_refused_before_anything_runs(
+    tiny_model: PreTrainedModel, prompts: list[list[int]], error: type[Exception], message: str
+) -> None:
+    engine = new_engine(tiny_model)
+    with pytest.raises(error, match=message):
+        engine.stream(prompts, SamplingParams(max_tokens=1))
+    assert_all_free(engine)
+
+
+def test_a_model_in_training_mode_is_refused(tiny_model: PreTrainedModel) -> None:
+    try:
+        with pytest.raises(InvalidArgument, match="must be in eval mode"):
+            new_engine(tiny_model.train())
+    finally:
+        tiny_model.eval()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"num_blocks": 4, "memory": "1MiB"}, {"num_blocks": 4, "max_sequence_len": 0}])
+def test_wrong_sizes_are_refused(tiny_model: PreTrainedModel, sizes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Engine(tiny_model, **sizes)
+
+
+def test_as_many_params_as_prompts(tiny_model: PreTrainedModel) -> None:
+    with pytest.raises(InvalidArgument, match="params must be one, or as many as the 2 prompts, not 1"):
+        new_engine(tiny_model).generate([[1], [2]], [SamplingParams(max_tokens=1)])
+
+
+def test_the_report_counts_what_ran(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=20, block_size=16, max_batch_tokens=64)
+    engine.generate([[5] * 16, [6] * 20, [7] * 1020], SamplingParams(max_tokens=5, ignore_eos=True))
+    report = engine.report()
+    assert (report.num_requests, report.num_finished) == (3, 2)
+    assert (report.num_prompt_tokens, report.num_generated_tokens) == (36, 10)
+    assert (report.num_steps, report.peak_running, report.peak_blocks) == (5, 2, 4)
+    token_bytes = 3 * 2 * 2 * 16 * 4
+    assert report.paged_bytes == 4 * 16 * token_bytes
+    assert report.padded_bytes == 2 * 25 * token_bytes
+    assert report.contiguous_bytes == 2 * 1024 * token_bytes
+    slots = 16 * (3 + 4 + 4 + 4 + 4)
+    tokens = 36 * 5 + 2 * (0 + 1 + 2 + 3 + 4)
+    assert report.wasted_slots_percent == pytest.approx(100 * (slots - tokens) / slots)
+    assert report.tokens_per_second == pytest.approx(10 / report.seconds)
+
+
+def test_inference_mode_does_not_leak_between_events(
+    tiny_model: PreTrainedModel, tiny_prompts: list[list[int]]
+) -> None:
+    for _ in new_engine(tiny_model).stream(tiny_prompts, SamplingParams(max_tokens=2)):
+        assert not torch.is_inference_mode_enabled()
