@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from looseleaf.cli.generate import generate
 from looseleaf.cli.size import size
 from looseleaf.errors import LooseleafError
 
@@ -54,4 +55,5 @@ def looseleaf(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+app.command(name="generate")(generate)
 app.command(name="size")(size)

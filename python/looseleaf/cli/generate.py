@@ -1,0 +1,185 @@
+"""`looseleaf generate`: a real model answers prompts, batched on a paged cache, with a report of what that cost."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from looseleaf.config import dtype_name
+from looseleaf.errors import InvalidArgument, MissingPackage
+from looseleaf.sizing import format_bytes, parse_memory
+
+if TYPE_CHECKING:
+    from looseleaf.engine import Engine, Report, Result
+
+__all__ = ["generate"]
+
+_PROMPTS = (
+    "What is a loose-leaf binder good for?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a haiku about memory.",
+    "List three differences between a queue and a stack.",
+    "What is the capital of Portugal, and what is it known for?",
+    "Translate to French: The book is on the table.",
+    "A train leaves at 14:10 and arrives at 16:45. How long does it take?",
+    (
+        "Tell a very short story about a lighthouse keeper who cannot sleep, a storm that lasts three days, and a ship "
+        "that arrives on the fourth. Keep it friendly enough for a child, and end with a question."
+    ),
+)
+_MEMORY = "1GiB"
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_INSTALL = 'pip install "looseleaf[transformers]"'
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: 8 that are built in.")] = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Text file with a prompt in each line.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the pool; instead of --memory.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Size of the pool, such as 2GiB.", show_default=_MEMORY)] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; of weights and cache.")] = "float32",
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of a transformers model; instead of SmolLM2-135M."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Answer prompts with a real model, all at once on a paged cache, and report what that cost."""
+    if num_blocks is not None and memory is not None:
+        raise typer.BadParameter("--num-blocks and --memory cannot be given together")
+    try:
+        dtype = dtype_name(dtype)
+        pool = {"num_blocks": num_blocks, "memory": None if num_blocks else parse_memory(memory or _MEMORY)}
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from error
+    texts = _read_prompts(prompts or [], file)
+    engine: Engine | None = None
+    results: list[Result] = []
+    is_interrupted = False
+    try:
+        engine = _load_engine(model, dtype, block_size=block_size, **pool)
+        _answer(engine, texts, max_new_tokens, results)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    if engine is not None:
+        results.sort(key=lambda result: result.index)
+        show = _show_json if as_json else _show_text
+        show(texts, results, engine.report(), engine.cache.manager.num_blocks)
+    if is_interrupted:
+        raise typer.Exit(_EXIT_INTERRUPTED)
+    if any(result.error for result in results):
+        raise typer.Exit(1)
+
+
+def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
+    if file is None:
+        return prompts or list(_PROMPTS)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--file {file}: {error}") from error
+    prompts = prompts + [line for line in lines if line.strip()]
+    if not prompts:
+        raise typer.BadParameter(f"--file {file} holds no prompt")
+    return prompts
+
+
+def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
+    try:
+        import torch  # noqa: F401, PLC0415 - takes seconds; transformers without it prints a warning
+        import transformers  # noqa: PLC0415
+
+        from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch
+        from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "transformers"}:
+            raise
+        raise MissingPackage(error.name, _INSTALL) from error
+    if folder is None:
+        return Engine(*load_smollm2(dtype), **pool)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"--model {folder}: {error}") from error
+    return Engine(model.eval(), tokenizer, **pool)
+
+
+def _answer(engine: Engine, prompts: list[str], max_tokens: int, results: list[Result]) -> None:
+    """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
+    from looseleaf.engine import SamplingParams  # noqa: PLC0415 - imports torch
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        closing(engine.stream(prompts, SamplingParams(max_tokens=max_tokens))) as events,
+    ):
+        tokens = progress.add_task("tokens", total=len(prompts) * max_tokens)
+        answers = progress.add_task("answers", total=len(prompts))
+        for event in events:
+            progress.advance(tokens)
+            if event.result is not None:
+                results.append(event.result)
+                progress.advance(answers)
+                progress.advance(tokens, max_tokens - len(event.result.token_ids))
+
+
+def _show_json(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
+    answers = [
+        {
+            "index": result.index,
+            "prompt": prompts[result.index],
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "error": str(result.error) if result.error else None,
+            "num_prompt_tokens": len(result.prompt_token_ids),
+            "token_ids": result.token_ids,
+        }
+        for result in results
+    ]
+    document = {"results": answers, "report": asdict(report) | {"num_blocks": num_blocks}}
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def _show_text(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
+    for result in results:
+        typer.secho(f"[{result.index + 1}] {prompts[result.index]}", bold=True)
+        typer.echo(f"{result.text}\n" if result.error is None else f"refused: {result.error}\n")
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in _rows(report, num_blocks):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
+    return [
+        ("requests finished", f"{report.num_finished} of {report.num_requests}"),
+        ("prompt tokens", f"{report.num_prompt_tokens:,}"),
+        ("generated tokens", f"{report.num_generated_tokens:,}"),
+        ("time", f"{report.seconds:.2f} s"),
+        ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
+        ("steps", f"{report.num_steps:,}"),
+        ("most requests at once", f"{report.peak_running}"),
+        ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
+        ("KV cache, paged", format_bytes(report.paged_bytes)),
+        ("KV cache, contiguous for the longest request", format_bytes(report.padded_bytes)),
+        ("KV cache, contiguous for the longest sequence", format_bytes(report.contiguous_bytes)),
+        ("slots in use without a token", f"{report.wasted_slots_percent:.1f} %"),
+    ]

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from looseleaf.cli.app import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tiny_model: PreTrainedModel,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model.save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def interrupt_after() -> Iterator[list[int]]:
+    """Press Ctrl-C in the forward pass with the number that the test appends."""
+    at: list[int] = []
+    num_calls = 0
+
+    def count(module: torch.nn.Module, _arguments: object) -> None:
+        nonlocal num_calls
+        if type(module).__name__ == "LlamaForCausalLM":
+            num_calls += 1
+            if num_calls in at:
+                signal.raise_signal(signal.SIGINT)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    yield at
+    handle.remove()
+
+
+def test_texts_then_a_report(folder: str) -> None:
+    result = runner.invoke(app, ["generate", "--model", folder, "--max-new-tokens", "5", "One", "[red]Two[/red]"])
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    assert "[1] One\n" in result.stdout
+    assert "[2] [red]Two[/red]\n" in result.stdout
+    assert "requests finished" in result.stdout
+    assert "2 of 2" in result.stdout
+
+
+def test_without_prompts_a_built_in_set_is_answered(folder: str) -> None:
+    result = runner.invoke(app, ["generate", "--model", folder, "--max-new-tokens", "2", "--json"])
+    document = json.loads(result.stdout)
+    assert document["report"]["num_finished"] == len({answer["prompt"] for answer in document["results"]}) == 8
+
+
+def test_json_is_the_whole_output(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("from a file\n\n  \nand a füll line\n", encoding="utf-8")
+    arguments = ["--file", str(file), "--num-blocks", "9", "--max-new-tokens", "5", "--block-size", "8", "--json"]
+    result = runner.invoke(app, ["generate", "--model", folder, "first", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    document = json.loads(result.stdout)
+    assert [answer["prompt"] for answer in document["results"]] == ["first", "from a file", "and a füll line"]
+    assert [answer["index"] for answer in document["results"]] == [0, 1, 2]
+    assert all(1 <= len(answer["token_ids"]) <= 5 for answer in document["results"])
+    assert document["report"]["num_blocks"] == 9
+    assert document["report"]["num_finished"] == 3
+
+
+def test_a_prompt_that_never_fits_is_told_and_the_others_are_answered(folder: str) -> None:
+    arguments = ["generate", "--model", folder, "--num-blocks", "2", "--max-new-tokens", "5", "x" * 40, "short"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "refused: need 3 blocks, the pool has 2" in result.stdout
+    assert "1 of 2" in result.stdout
+    answers = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)["results"]
+    assert [answer["error"] for answer in answers] == ["need 3 blocks, the pool has 2", None]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupt_keeps_what_is_finished(folder: str, interrupt_after: list[int], as_json: bool) -> None:
+    interrupt_after.append(8)
+    prompts = ["one at a time " * 2, "because of the blocks " * 2]
+    arguments = ["generate", "--model", folder, "--num-blocks", "4", "--max-new-tokens", "5", *prompts]
+    result = runner.invoke(app, [*arguments, "--json"] if as_json else arguments)
+    assert result.exit_code == 130
+    assert result.stderr == ""
+    if as_json:
+        document = json.loads(result.stdout)
+        assert [answer["index"] for answer in document["results"]] == [0]
+        assert (document["report"]["num_finished"], document["report"]["num_requests"]) == (1, 2)
+    else:
+        assert "[1] " in result.stdout
+        assert "[2] " not in result.stdout
+        assert "1 of 2" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-new-tokens", "0"], "Invalid value for '--max-new-tokens'"),
+        (["--num-blocks", "4", "--memory", "1GiB"], "--num-blocks and --memory cannot be given together"),
+        (["--memory", "much"], "memory cannot be 'much'"),
+        (["--dtype", "int8"], "dtype must be one of"),
+        (["--file", "no-such-file"], "no-such-file"),
+        (["--model", "no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, ["generate", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_without_a_prompt_is_wrong_usage(tmp_path: Path) -> None:
+    file = tmp_path / "empty.txt"
+    file.write_text("\n\n")
+    result = runner.invoke(app, ["generate", "--file", str(file)])
+    assert result.exit_code == 2
+    assert "holds no prompt" in result.stderr
+    file.write_bytes(b"\xff\xfe\xff")
+    result = runner.invoke(app, ["generate", "--file", str(file)])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["generate", "--model", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert str(tmp_path) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_pool_without_a_block_is_one_line_and_exit_code_1(folder: str) -> None:
+    result = runner.invoke(app, ["generate", "--model", folder, "--memory", "1KiB"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "1024 bytes" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import looseleaf.cli; looseleaf.cli.main()"
+    result = subprocess.run([sys.executable, "-c", code, "generate", "Hi"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    expected = f'the package {package} is missing; install it with: pip install "looseleaf[transformers]"'
+    assert result.stderr == f"looseleaf: {expected}\n"
+
+
+@pytest.mark.model
+def test_the_real_model_answers() -> None:
+    command = [sys.executable, "-m", "looseleaf.cli", "generate", "What is the capital of France?", "Say hello."]
+    result = subprocess.run(
+        [*command, "--max-new-tokens", "12", "--num-blocks", "16", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    document = json.loads(result.stdout)
+    assert "Paris" in document["results"][0]["text"]
+    assert document["report"]["num_finished"] == 2
