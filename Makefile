@@ -32,11 +32,8 @@ test-rust: ## the Rust tests and doc tests
 test-python: $(VENV)/built ## the Python tests; ARGS go to pytest
 	$(BIN)/pytest $(ARGS)
 
-# Loom runs each model through all its interleavings with at most so many preemptions.
-LOOM_MAX_PREEMPTIONS ?= 2
 loom: ## the concurrency models of the lock-free parts, in every interleaving
-	LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) RUSTFLAGS="--cfg looseleaf_loom" \
-		cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
+	RUSTFLAGS="--cfg looseleaf_loom" cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
 
 # The sanitizer is unstable in name only: its runtime comes with the stable toolchain. Its flags need an explicit target.
 race: ## the race target under the thread sanitizer
