@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "looseleaf": looseleaf.__version__,
-        "date": datetime.now(tz=timezone.utc).date().isoformat(),
+        "date": datetime.now(tz=UTC).date().isoformat(),
         "command": " ".join(["python", *sys.argv]),
     }
 

@@ -1,9 +1,11 @@
 """What one decode step's metadata costs: filled by Rust, against the same tensors built from Python lists.
 
-The baseline is what a plain engine does at every step: a dict of block lists, and `torch.tensor` of nested lists for the block
-table, the slot mapping, the lengths and their prefix sums. Both sides are checked to hold the same values before either is timed.
+The baseline is what a plain engine does at every step: a dict of block lists, and `torch.tensor` of nested lists for
+the block table, the slot mapping, the lengths and their prefix sums. Both sides are checked to hold the same values
+before either is timed.
 
-Floor: 256 rows read about two cache lines of sequence state each and write 8 + 4 bytes per buffer: about 3 ns a row, 0.8 us a step.
+Floor: 256 rows read about two cache lines of sequence state each and write 8 + 4 bytes per buffer: about 3 ns a row,
+0.8 us a step.
 
 Run: python benches/step_metadata.py [--json FILE]
 """
@@ -14,9 +16,9 @@ import argparse
 
 import numpy as np
 import torch
-from report import Report, median_seconds
 
 import looseleaf
+from report import Report, median_seconds
 
 NUM_SEQUENCES = 256
 BLOCK_SIZE = 16

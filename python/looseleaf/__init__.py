@@ -1,7 +1,7 @@
 """A paged KV cache for LLM inference.
 
-Importing this package needs no torch. The tensors and kernels (`PagedKVCache`, `looseleaf.ops`) are imported when they are first
-asked for.
+Importing this package needs no torch. The tensors and kernels (`PagedKVCache`, `looseleaf.ops`) are imported when they
+are first asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every error that Looseleaf raises.
 
-All derive from `LooseleafError`. Each keeps its numbers as attributes and survives pickling. A call that raised has changed
-nothing.
+All derive from `LooseleafError`. Each keeps its numbers as attributes and survives pickling. A call that raised has
+changed nothing.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class BatchTooSmall(InvalidArgument):
 
 
 class CorruptState(LooseleafError, RuntimeError):
-    """A recount of the allocator's state disagrees with it: a bug in Looseleaf or a caller that released a block twice."""
+    """A recount of the allocator's state disagrees with it: a bug, here or in a caller that released a block twice."""
 
 
 class MissingPackage(LooseleafError, ImportError):

@@ -50,8 +50,8 @@ class BatchBuffers(Generic[Array]):
 class Batch(Generic[Array]):
     """What a step feeds to the model and the kernels: views of the live part of `buffers`.
 
-    Made by `BlockManager.bind_batch`, filled by `BlockManager.reserve`. The arrays belong to Rust: read them, do not write into
-    them; a step writes only what differs from the step before.
+    Made by `BlockManager.bind_batch`, filled by `BlockManager.reserve`. The arrays belong to Rust: read them, do not
+    write into them; a step writes only what differs from the step before.
     """
 
     __slots__ = ("_core", "buffers", "max_batch_tokens")
@@ -167,7 +167,7 @@ def _backend(
         # By name: this package must import without torch, and only callers who have torch come here.
         torch = importlib.import_module("torch")
 
-        def allocate(shape: tuple[int, ...], dtype: str) -> Any:  # noqa: ANN401 - a torch.Tensor, which this module cannot name
+        def allocate(shape: tuple[int, ...], dtype: str) -> Any:  # noqa: ANN401 - a torch.Tensor
             return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=pin_memory)
 
         return allocate, lambda tensor: tensor.numpy()

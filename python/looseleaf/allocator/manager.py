@@ -38,11 +38,11 @@ class Lookup(NamedTuple):
 class BlockManager:
     """Sequences over one pool of blocks: which block of the KV cache holds which tokens of which sequence.
 
-    Blocks have the ids 1 to `num_blocks`. Block 0 is the null block: never handed out, it is what padded table cells point to, so
-    the storage has `num_blocks + 1` blocks.
+    Blocks have the ids 1 to `num_blocks`. Block 0 is the null block: never handed out, it is what padded table cells
+    point to, so the storage has `num_blocks + 1` blocks.
 
-    Calls check first and change afterwards: one that raises has changed nothing. Any thread may call; each call takes one mutex
-    once.
+    Calls check first and change afterwards: one that raises has changed nothing. Any thread may call; each call takes
+    one mutex once.
 
     Example:
         >>> manager = BlockManager(num_blocks=8, block_size=4)
@@ -126,7 +126,7 @@ class BlockManager:
         backend: Literal["numpy", "torch"] = "numpy",
         pin_memory: bool = False,
     ) -> Batch[Any]:
-        """Allocate the buffers of a step, once. The first batch bound is the one that `reserve` fills unless told otherwise.
+        """Allocate the buffers of a step, once. `reserve` fills the first batch bound unless told otherwise.
 
         Args:
             max_batch_tokens: new tokens of a step, over all sequences, at most.
@@ -148,9 +148,10 @@ class BlockManager:
         """Begin a sequence with the tokens of its prompt and allocate blocks for them.
 
         Args:
-            tokens: token ids of the whole prompt: ints, or an int32 or int64 array [num_tokens]; at least one, none negative.
-            reserve: allocate blocks for so many tokens instead, such as the first chunk or the expected final length. Blocks past
-                what a step reserves are capacity, no more.
+            tokens: token ids of the whole prompt: ints, or an int32 or int64 array [num_tokens]; at least one, none
+                negative.
+            reserve: allocate blocks for so many tokens instead, such as the first chunk or the expected final length.
+                Blocks past what a step reserves are capacity, no more.
 
         Returns:
             The sequence. It lives until it is released or collected.
@@ -188,16 +189,17 @@ class BlockManager:
         lookahead: int = 0,
         batch: Batch[Any] | None = None,
     ) -> int:
-        """Make the next slots of each sequence writable, allocate what is missing, and fill the batch. One call per step.
+        """Make the next slots of each sequence writable, allocate what is missing, fill the batch. Once per step.
 
-        The step computes the tokens at positions `num_computed` to `num_computed + num_new`. A step that failed is repeated by
-        calling `reserve` again (without `tokens`: their ids are known by then).
+        The step computes the tokens at positions `num_computed` to `num_computed + num_new`. A step that failed is
+        repeated by calling `reserve` again (without `tokens`: their ids are known by then).
 
         Args:
             sequences: int64 array of handles (the step path), or `Sequence` objects; rows of the batch, in this order.
-            num_new: new tokens of the step: one number for all, or one for each. None: everything known and not computed yet, at
-                least one: the rest of a prompt, or one decode token. 0 is allowed and does nothing.
-            tokens: ids of those new tokens that are not known yet, in batch order; exactly that many. None: they stay unknown.
+            num_new: new tokens of the step: one number for all, or one for each. None: everything known and not
+                computed yet, at least one: the rest of a prompt, or one decode token. 0 is allowed and does nothing.
+            tokens: ids of those new tokens that are not known yet, in batch order; exactly that many. None: they stay
+                unknown.
             lookahead: allocate blocks for so many tokens more. Capacity only.
             batch: the batch to fill, by default the first one bound; with none bound only tables change.
 
@@ -227,9 +229,10 @@ class BlockManager:
 
         Args:
             sequences: int64 array of handles (the step path), or `Sequence` objects.
-            num_computed: computed tokens of a sequence counted from its start: one number for all, or one for each; never less
-                than before, at most the reserved slots. None: all reserved slots.
-            tokens: ids below `num_computed` that are not known yet, in batch order; exactly that many. None: they stay unknown.
+            num_computed: computed tokens of a sequence counted from its start: one number for all, or one for each;
+                never less than before, at most the reserved slots. None: all reserved slots.
+            tokens: ids below `num_computed` that are not known yet, in batch order; exactly that many. None: they stay
+                unknown.
 
         Raises:
             StaleSequence, UnknownSequence, DuplicateSequence: a handle cannot be.
@@ -252,9 +255,9 @@ class BlockManager:
         """Counters and gauges, a snapshot.
 
         Returns:
-            num_blocks; num_free (on the free stack); num_idle (cached, without holders); num_available (free + idle: what an
-            admission can get); num_in_use; peak_in_use; num_sequences alive; and since the beginning num_allocated and
-            num_released blocks and num_copies (copy-on-write).
+            num_blocks; num_free (on the free stack); num_idle (cached, without holders); num_available (free + idle:
+            what an admission can get); num_in_use; peak_in_use; num_sequences alive; and since the beginning
+            num_allocated and num_released blocks and num_copies (copy-on-write).
         """
         return self._core.stats()
 

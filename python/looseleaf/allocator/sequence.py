@@ -15,8 +15,8 @@ __all__ = ["Sequence"]
 class Sequence:
     """One sequence: its tokens, its three lengths and its block table, all kept by the manager.
 
-    Made by `BlockManager.admit` and `Sequence.fork`. It ends with `release`, at the end of a `with` block, or when the object is
-    collected; whichever comes first gives its blocks back.
+    Made by `BlockManager.admit` and `Sequence.fork`. It ends with `release`, at the end of a `with` block, or when the
+    object is collected; whichever comes first gives its blocks back.
     """
 
     __slots__ = ("__weakref__", "_core")
@@ -77,7 +77,7 @@ class Sequence:
         return Sequence(self._core.fork())
 
     def truncate(self, length: int) -> None:
-        """Roll back to the first `length` tokens and give up the blocks past them, those kept for later tokens included.
+        """Roll back to the first `length` tokens; blocks past them are given up, those kept for later included.
 
         Args:
             length: tokens to keep, 0 to the present length.
