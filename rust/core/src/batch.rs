@@ -146,23 +146,39 @@ impl BatchState {
         self.shape
     }
 
-    /// Whether a step of this size fits.
-    pub(crate) fn check_fits(&self, num_sequences: usize, num_tokens: u64) -> Result<(), Error> {
-        if num_sequences > self.shape.rows {
-            return Err(Error::BatchTooSmall {
-                what: "max_sequences",
-                requested: num_sequences as u64,
-                limit: self.shape.rows as u64,
-            });
+    /// Whether a step of this size fits, and the buffers are as long as those that the batch was bound with.
+    pub(crate) fn check_fits(
+        &self,
+        buffers: &BatchBuffers<'_>,
+        config: &Config,
+        num_sequences: usize,
+        num_tokens: u64,
+    ) -> Result<(), Error> {
+        let BatchShape {
+            rows,
+            columns,
+            tokens,
+        } = self.shape;
+        let sizes = [
+            ("max_sequences", num_sequences as u64, rows),
+            (
+                "max_blocks_per_sequence",
+                u64::from(config.max_blocks_per_sequence()),
+                columns,
+            ),
+            ("max_batch_tokens", num_tokens, tokens),
+        ];
+        for (what, requested, limit) in sizes {
+            let limit = limit as u64;
+            if requested > limit {
+                return Err(Error::BatchTooSmall {
+                    what,
+                    requested,
+                    limit,
+                });
+            }
         }
-        if num_tokens > self.shape.tokens as u64 {
-            return Err(Error::BatchTooSmall {
-                what: "max_batch_tokens",
-                requested: num_tokens,
-                limit: self.shape.tokens as u64,
-            });
-        }
-        Ok(())
+        Self::check_lengths(self.shape, buffers)
     }
 
     fn check_lengths(shape: BatchShape, buffers: &BatchBuffers<'_>) -> Result<(), Error> {

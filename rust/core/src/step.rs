@@ -73,8 +73,8 @@ impl Locked<'_> {
         self.begin()?;
         let (num_tokens, num_unknown) = self.plan_lengths(request)?;
         check_given(request.tokens, num_unknown)?;
-        if let Some((state, _)) = &batch {
-            state.check_fits(request.handles.len(), num_tokens)?;
+        if let Some((state, buffers)) = &batch {
+            state.check_fits(buffers, self.config, request.handles.len(), num_tokens)?;
         }
         self.plan_copies();
         if let Err(error) = self.allocate_planned() {

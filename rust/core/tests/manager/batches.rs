@@ -1,6 +1,6 @@
 //! Batch buffers: written in part at every step, and right in whole.
 
-use looseleaf_core::{BatchShape, Config, Counts, Error, Reserve};
+use looseleaf_core::{BatchShape, BatchState, BlockManager, Config, Counts, Error, Reserve};
 
 use crate::buffers::{BoundBatch, Buffers};
 use crate::engine::{Engine, prompt};
@@ -245,6 +245,76 @@ fn a_step_larger_than_its_batch_is_refused() {
         .expect("exactly full");
     assert_eq!(engine.batch.state.num_tokens(), 10);
     assert!(!engine.slots().contains(&-1));
+}
+
+#[test]
+fn buffers_of_another_length_are_refused() {
+    type Spoil = fn(&mut Buffers);
+    let good = shape(3, 4, 5);
+    let spoilers: [(&str, Spoil); 8] = [
+        ("block_table", |buffers| buffers.block_table.truncate(11)),
+        ("seq_lens", |buffers| buffers.seq_lens.push(0)),
+        ("query_lens", |buffers| buffers.query_lens.truncate(0)),
+        ("cu_query_lens", |buffers| buffers.cu_query_lens.truncate(3)),
+        ("slot_mapping", |buffers| buffers.slot_mapping.push(0)),
+        ("positions", |buffers| buffers.positions.truncate(4)),
+        ("token_ids", |buffers| buffers.token_ids.push(0)),
+        ("copies", |buffers| buffers.copies.truncate(3)),
+    ];
+    for (name, spoil) in spoilers {
+        let mut buffers = Buffers::garbage(good);
+        spoil(&mut buffers);
+        let answer = BatchState::new(good, &mut buffers.as_slices());
+        assert!(
+            matches!(&answer, Err(Error::InvalidArgument { argument, .. }) if *argument == name),
+            "{answer:?}"
+        );
+
+        // Neither are they taken at a later step.
+        let mut engine = Engine::with(Config::new(8, 4, 3, 16).expect("sizes in range"), 5);
+        let sequence = engine.admit(&prompt(1, 5));
+        let mut wrong = engine.batch.buffers.clone();
+        spoil(&mut wrong);
+        let state = &mut engine.batch.state;
+        let mut locked = engine.manager.lock().expect("no call has panicked");
+        let answer = locked.reserve(&Reserve::new(&[sequence]), Some((state, wrong.as_slices())));
+        assert!(
+            matches!(&answer, Err(Error::InvalidArgument { argument, .. }) if *argument == name),
+            "{answer:?}"
+        );
+        assert_eq!(locked.lengths(sequence).expect("a live handle").reserved, 0);
+    }
+}
+
+#[test]
+fn a_batch_with_fewer_columns_than_a_table_may_get_is_refused() {
+    let config = Config::new(32, 4, 2, 64).expect("sizes in range");
+    let manager = BlockManager::new(config).expect("a valid configuration");
+    let mut narrow = BoundBatch::new(shape(2, 2, 64));
+    let mut locked = manager.lock().expect("no call has panicked");
+    let sequence = locked
+        .admit(&prompt(1, 12), None)
+        .expect("room")
+        .id
+        .to_handle();
+    let answer = locked.reserve(&Reserve::new(&[sequence]), Some(narrow.parts()));
+    let too_small = Error::BatchTooSmall {
+        what: "max_blocks_per_sequence",
+        requested: 16,
+        limit: 2,
+    };
+    assert_eq!(answer, Err(too_small));
+    assert_eq!(locked.lengths(sequence).expect("a live handle").reserved, 0);
+
+    let mut short = BoundBatch::new(shape(1, 16, 64));
+    let second = locked.admit(&[1], None).expect("room").id.to_handle();
+    let answer = locked.reserve(&Reserve::new(&[sequence, second]), Some(short.parts()));
+    let too_small = Error::BatchTooSmall {
+        what: "max_sequences",
+        requested: 2,
+        limit: 1,
+    };
+    assert_eq!(answer, Err(too_small));
 }
 
 #[test]
