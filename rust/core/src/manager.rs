@@ -135,7 +135,7 @@ impl BlockManager {
     /// [`Error::Poisoned`] if a call panicked while it held the mutex: the state cannot be trusted any more.
     pub fn lock(&self) -> Result<Locked<'_>, Error> {
         let state = self.state.lock().map_err(|_| Error::Poisoned)?;
-        Ok(self.locked(state))
+        self.locked(state)
     }
 
     /// Takes the mutex if nobody holds it.
@@ -144,7 +144,7 @@ impl BlockManager {
     /// [`Error::Poisoned`], as for [`BlockManager::lock`].
     pub fn try_lock(&self) -> Result<Option<Locked<'_>>, Error> {
         match self.state.try_lock() {
-            Ok(state) => Ok(Some(self.locked(state))),
+            Ok(state) => self.locked(state).map(Some),
             Err(std::sync::TryLockError::WouldBlock) => Ok(None),
             Err(std::sync::TryLockError::Poisoned(_)) => Err(Error::Poisoned),
         }
@@ -156,15 +156,18 @@ impl BlockManager {
         self.graveyard.bury(id);
     }
 
-    fn locked<'a>(&'a self, state: MutexGuard<'a, State>) -> Locked<'a> {
-        Locked {
+    /// The guard, with nothing left of the handles that were dropped before.
+    fn locked<'a>(&'a self, state: MutexGuard<'a, State>) -> Result<Locked<'a>, Error> {
+        let mut locked = Locked {
             config: &self.config,
             block_size: self.block_size,
             longest: self.longest,
             pool: &self.pool,
             graveyard: &self.graveyard,
             state,
-        }
+        };
+        locked.drain()?;
+        Ok(locked)
     }
 }
 
@@ -327,7 +330,7 @@ impl Locked<'_> {
         Ok(self.state.sequences[self.resolve(handle)?].table.blocks())
     }
 
-    /// Counters and gauges. Sequences whose handle was dropped count until the next call that changes something.
+    /// Counters and gauges. A sequence whose handle was dropped after the mutex was taken counts until the next call.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let num_alive = self
@@ -343,9 +346,14 @@ impl Locked<'_> {
         }
     }
 
-    /// Every locked call starts here: takes back what dropped handles left, and counts the call.
+    /// Every call that may change something starts here: takes back what dropped handles left, and counts the call.
     pub(crate) fn begin(&mut self) -> Result<(), Error> {
         self.state.call += 1;
+        self.drain()
+    }
+
+    /// Takes back what dropped handles left.
+    fn drain(&mut self) -> Result<(), Error> {
         if self.graveyard.is_empty() {
             return Ok(());
         }

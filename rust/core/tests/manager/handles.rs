@@ -135,6 +135,20 @@ fn a_handle_never_comes_back() {
 }
 
 #[test]
+fn a_dropped_handle_is_gone_at_the_next_look() {
+    let engine = Engine::new(8, 4);
+    let handle = engine.admit(&prompt(1, 30));
+    engine.manager.bury(id_of(handle));
+    let stats = engine.stats();
+    assert_eq!((stats.pool.num_free, stats.num_sequences), (8, 0));
+
+    let handle = engine.admit(&prompt(1, 30));
+    engine.manager.bury(id_of(handle));
+    let lengths = engine.lock().lengths(handle);
+    assert_eq!(lengths, Err(Error::StaleSequence { handle }));
+}
+
+#[test]
 fn a_handle_dropped_under_the_mutex_gives_its_blocks_back_with_the_next_call() {
     // Also with one that fails.
     let calls: [fn(&mut Locked<'_>); 8] = [
