@@ -17,7 +17,7 @@
 
 use crate::block_size::BlockSize;
 use crate::sequence::Sequence;
-use crate::{Config, Error};
+use crate::{BlockId, Config, Error};
 
 /// Sizes of a batch's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,12 +64,28 @@ pub struct BatchBuffers<'a> {
     pub copies: &'a mut [i32],
 }
 
+impl BatchBuffers<'_> {
+    /// The same buffers, for a shorter while.
+    pub(crate) fn reborrow(&mut self) -> BatchBuffers<'_> {
+        BatchBuffers {
+            block_table: self.block_table,
+            seq_lens: self.seq_lens,
+            query_lens: self.query_lens,
+            cu_query_lens: self.cu_query_lens,
+            slot_mapping: self.slot_mapping,
+            positions: self.positions,
+            token_ids: self.token_ids,
+            copies: self.copies,
+        }
+    }
+}
+
 /// Which table a row of the buffer holds, up to which cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Row {
     handle: i64,
     epoch: u64,
-    cells: usize,
+    cells: u32,
 }
 
 /// What the buffers of one batch hold, so that the next step writes the difference.
@@ -82,6 +98,8 @@ pub struct BatchState {
     num_copies: usize,
     max_query_len: u32,
     max_seq_len: u32,
+    /// Leading rows whose query length is 1: a decode step finds `query_lens` and `cu_query_lens` as it would write them.
+    num_single: usize,
 }
 
 impl BatchState {
@@ -107,6 +125,7 @@ impl BatchState {
             num_copies: 0,
             max_query_len: 0,
             max_seq_len: 0,
+            num_single: 0,
         })
     }
 
@@ -216,6 +235,9 @@ pub(crate) struct BatchWriter<'s, 'b> {
     row: usize,
     token: usize,
     copy: usize,
+    /// Of the rows written so far.
+    max_query_len: u32,
+    max_seq_len: u32,
 }
 
 impl<'s, 'b> BatchWriter<'s, 'b> {
@@ -224,8 +246,6 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         buffers: BatchBuffers<'b>,
         block_size: BlockSize,
     ) -> Self {
-        state.max_query_len = 0;
-        state.max_seq_len = 0;
         Self {
             state,
             buffers,
@@ -233,98 +253,144 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
             row: 0,
             token: 0,
             copy: 0,
+            max_query_len: 0,
+            max_seq_len: 0,
         }
     }
 
-    /// Adds the row of `sequence`, whose reserved slots are this step's.
-    pub(crate) fn push(&mut self, handle: i64, sequence: &Sequence) {
+    /// Adds the row of a sequence, whose reserved slots are this step's. `cells` is its table, as kernels read it; `ids` are the
+    /// known ones of its new tokens, in two parts.
+    pub(crate) fn push(
+        &mut self,
+        handle: i64,
+        sequence: &Sequence,
+        cells: &[i32],
+        ids: (&[i32], &[i32]),
+    ) {
         let query_len = sequence.reserved - sequence.computed;
-        self.write_table_row(handle, sequence);
-        self.write_tokens(sequence);
-        if let Some(pending) = sequence.pending {
-            let pair = &mut self.buffers.copies[2 * self.copy..2 * self.copy + 2];
-            pair[0] = pending.source.as_i32();
-            pair[1] = sequence.table.blocks()[pending.column].as_i32();
-            self.copy += 1;
+        if !self.shows(self.row, handle, sequence) {
+            self.write_table_row(self.row, handle, sequence.table_epoch, cells);
         }
+        self.push_tokens(sequence, cells, ids);
         self.buffers.seq_lens[self.row] = sequence.reserved.cast_signed();
-        self.buffers.query_lens[self.row] = query_len.cast_signed();
-        self.buffers.cu_query_lens[self.row + 1] =
-            self.buffers.cu_query_lens[self.row] + query_len.cast_signed();
-        self.state.max_query_len = self.state.max_query_len.max(query_len);
-        self.state.max_seq_len = self.state.max_seq_len.max(sequence.reserved);
+        self.write_query_len(query_len);
+        self.max_query_len = self.max_query_len.max(query_len);
+        self.max_seq_len = self.max_seq_len.max(sequence.reserved);
         self.row += 1;
     }
 
-    fn write_table_row(&mut self, handle: i64, sequence: &Sequence) {
+    /// Whether the row of the block table is as this sequence's.
+    pub(crate) fn shows(&self, row: usize, handle: i64, sequence: &Sequence) -> bool {
+        let shown = &self.state.rows[row];
+        shown.handle == handle
+            && shown.epoch == sequence.table_epoch
+            && shown.cells == sequence.num_blocks
+    }
+
+    /// Writes what a decode step has of one sequence, its row of the block table excepted.
+    pub(crate) fn write_decode_row(&mut self, row: usize, sequence: &Sequence, token: i32) {
+        let position = sequence.computed;
+        let offset = self.block_size.offset(position);
+        self.buffers.slot_mapping[row] = i64::from(sequence.tail.get())
+            * i64::from(self.block_size.tokens())
+            + i64::from(offset);
+        self.buffers.positions[row] = i64::from(position);
+        self.buffers.token_ids[row] = i64::from(token);
+        self.buffers.seq_lens[row] = sequence.reserved.cast_signed();
+        self.max_seq_len = self.max_seq_len.max(sequence.reserved);
+    }
+
+    /// Ends a decode step of so many rows, each with one new token.
+    pub(crate) fn finish_decode(mut self, num_rows: usize) {
+        for row in self.state.num_single..num_rows {
+            self.row = row;
+            self.write_query_len(1);
+        }
+        self.row = num_rows;
+        self.token = num_rows;
+        self.max_query_len = u32::from(num_rows > 0);
+        self.finish();
+    }
+
+    /// Adds a copy that must run before the step writes.
+    pub(crate) fn push_copy(&mut self, source: BlockId, destination: BlockId) {
+        self.buffers.copies[2 * self.copy..2 * self.copy + 2]
+            .copy_from_slice(&[source.as_i32(), destination.as_i32()]);
+        self.copy += 1;
+    }
+
+    fn write_query_len(&mut self, query_len: u32) {
+        self.buffers.query_lens[self.row] = query_len.cast_signed();
+        self.buffers.cu_query_lens[self.row + 1] =
+            self.buffers.cu_query_lens[self.row] + query_len.cast_signed();
+        if query_len != 1 {
+            self.state.num_single = self.state.num_single.min(self.row);
+        } else if self.state.num_single == self.row {
+            self.state.num_single += 1;
+        }
+    }
+
+    /// Brings the row of the block table up to date.
+    pub(crate) fn write_table_row(&mut self, row: usize, handle: i64, epoch: u64, cells: &[i32]) {
         let columns = self.state.shape.columns;
-        let cells = &mut self.buffers.block_table[self.row * columns..(self.row + 1) * columns];
-        let blocks = sequence.table.blocks();
-        let known = &mut self.state.rows[self.row];
-        let epoch = sequence.table.epoch();
-        let unchanged = if known.handle == handle && known.epoch == epoch {
-            known.cells
-        } else {
-            0
-        };
-        for (cell, block) in cells[unchanged..blocks.len()]
-            .iter_mut()
-            .zip(&blocks[unchanged..])
-        {
-            *cell = block.as_i32();
+        let buffer = &mut self.buffers.block_table[row * columns..][..columns];
+        let shown = &mut self.state.rows[row];
+        let is_same = shown.handle == handle && shown.epoch == epoch;
+        let unchanged = if is_same { shown.cells as usize } else { 0 };
+        buffer[unchanged..cells.len()].copy_from_slice(&cells[unchanged..]);
+        if shown.cells as usize > cells.len() {
+            buffer[cells.len()..shown.cells as usize].fill(0);
         }
-        if known.cells > blocks.len() {
-            cells[blocks.len()..known.cells].fill(0);
-        }
-        *known = Row {
+        *shown = Row {
             handle,
             epoch,
-            cells: blocks.len(),
+            cells: u32::try_from(cells.len()).unwrap_or(u32::MAX),
         };
     }
 
-    fn write_tokens(&mut self, sequence: &Sequence) {
+    fn push_tokens(&mut self, sequence: &Sequence, cells: &[i32], ids: (&[i32], &[i32])) {
         let size = self.block_size.tokens();
+        let first = self.token;
         let mut position = sequence.computed;
         while position < sequence.reserved {
             // One block at a time: slots are consecutive within it.
             let start = self.block_size.offset(position);
-            let block = sequence.table.blocks()[self.block_size.column(position) as usize];
-            let first_slot = i64::from(block.get()) * i64::from(size) + i64::from(start);
+            let block = cells[self.block_size.column(position) as usize];
+            let first_slot = i64::from(block) * i64::from(size) + i64::from(start);
             let in_block = (size - start).min(sequence.reserved - position);
-            for offset in 0..in_block {
-                let at = position + offset;
-                self.buffers.slot_mapping[self.token] = first_slot + i64::from(offset);
-                self.buffers.positions[self.token] = i64::from(at);
-                self.buffers.token_ids[self.token] = sequence
-                    .tokens
-                    .get(at as usize)
-                    .map_or(-1, |&id| i64::from(id));
-                self.token += 1;
+            let slots = &mut self.buffers.slot_mapping[self.token..][..in_block as usize];
+            let positions = &mut self.buffers.positions[self.token..][..in_block as usize];
+            for (offset, (slot, at)) in (0..).zip(slots.iter_mut().zip(positions)) {
+                *slot = first_slot + offset;
+                *at = i64::from(position) + offset;
             }
+            self.token += in_block as usize;
             position += in_block;
+        }
+        let known = ids.0.iter().chain(ids.1).map(|&id| i64::from(id));
+        for (id, known) in self.buffers.token_ids[first..self.token]
+            .iter_mut()
+            .zip(known.chain(std::iter::repeat(-1)))
+        {
+            *id = known;
         }
     }
 
     /// Pads what the step before had used and this one does not.
     pub(crate) fn finish(self) {
-        let Self {
-            state,
-            buffers,
-            row,
-            token,
-            copy,
-            ..
-        } = self;
+        let Self { state, buffers, .. } = self;
+        let (row, token, copy) = (self.row, self.token, self.copy);
         for stale in row..state.num_sequences {
             let start = stale * state.shape.columns;
-            buffers.block_table[start..start + state.rows[stale].cells].fill(0);
+            buffers.block_table[start..start + state.rows[stale].cells as usize].fill(0);
             state.rows[stale] = Row::default();
             buffers.seq_lens[stale] = 0;
             buffers.query_lens[stale] = 0;
         }
-        let total = buffers.cu_query_lens[row];
-        buffers.cu_query_lens[row + 1..].fill(total);
+        if row != state.num_sequences || token != state.num_tokens {
+            let total = buffers.cu_query_lens[row];
+            buffers.cu_query_lens[row + 1..].fill(total);
+        }
         if token < state.num_tokens {
             buffers.slot_mapping[token..state.num_tokens].fill(-1);
             buffers.positions[token..state.num_tokens].fill(0);
@@ -333,8 +399,11 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         if copy < state.num_copies {
             buffers.copies[2 * copy..2 * state.num_copies].fill(-1);
         }
+        state.num_single = state.num_single.min(row);
         state.num_sequences = row;
         state.num_tokens = token;
         state.num_copies = copy;
+        state.max_query_len = self.max_query_len;
+        state.max_seq_len = self.max_seq_len;
     }
 }

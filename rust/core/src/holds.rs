@@ -24,12 +24,9 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// Whether a write into `block` from `offset` on must go to a copy. One atomic load where the block has one holder.
+    /// Whether a write into `block` from `offset` on must go to a copy.
     pub(crate) fn write_needs_copy(&self, pool: &BlockPool, block: BlockId, offset: u32) -> bool {
         let count = pool.count(block);
-        if count <= 1 {
-            return false;
-        }
         let hold = self.get(block);
         count - hold.tally > 1 || (hold.tally > 0 && offset < hold.slots)
     }

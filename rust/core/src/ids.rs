@@ -61,6 +61,15 @@ impl BlockId {
         self.0.cast_signed() // never negative: `new` admits no id above i32::MAX
     }
 
+    /// The block that a table cell holds. Cells are written from ids, so a negative one cannot be; it would read as null.
+    pub(crate) const fn from_cell(cell: i32) -> Self {
+        if cell < 0 {
+            Self::NULL
+        } else {
+            Self(cell.cast_unsigned())
+        }
+    }
+
     /// Whether this is the null block.
     #[must_use]
     pub const fn is_null(self) -> bool {

@@ -7,15 +7,14 @@
 //! Memory: the sequence places are made once; the table and token rows of a place are reserved at its first admission, at their
 //! largest size, and kept. The step path allocates nothing after the first steps of a given size.
 
-use std::cmp::Ordering;
-
 use crate::block_size::BlockSize;
 use crate::graveyard::Graveyard;
 use crate::holds::Holds;
-use crate::sequence::{Lengths, Sequence};
-use crate::step::Planned;
+use crate::sequence::{Lengths, PendingCopy, Sequence};
+use crate::step::{Planned, PlannedCopy};
 use crate::sync::{Mutex, MutexGuard};
-use crate::{BlockId, BlockPool, BlockTable, Config, Error, SeqId, Stats};
+use crate::token_rows::TokenRows;
+use crate::{BlockId, BlockPool, BlockTables, Config, Error, SeqId, Stats};
 
 /// Sequences over a pool of blocks: admit, reserve, commit, fork, truncate, release.
 ///
@@ -46,14 +45,24 @@ pub struct BlockManager {
 /// What the mutex guards.
 #[derive(Debug)]
 pub(crate) struct State {
+    pub(crate) block_size: BlockSize,
+    /// By place, as are the next three.
     pub(crate) sequences: Vec<Sequence>,
+    pub(crate) tables: BlockTables,
+    pub(crate) tokens: TokenRows,
+    pub(crate) pending: Vec<Option<PendingCopy>>,
     pub(crate) free_places: Vec<u32>,
     pub(crate) holds: Holds,
     /// Number of the current call, for [`Sequence::last_call`].
     pub(crate) call: u64,
     pub(crate) num_copies: u64,
+    pub(crate) num_alive: u32,
     /// Scratch of one call.
     pub(crate) plan: Vec<Planned>,
+    /// Scratch of one call.
+    pub(crate) places: Vec<u32>,
+    /// Scratch of one call.
+    pub(crate) planned_copies: Vec<PlannedCopy>,
     /// Scratch of one call.
     pub(crate) blocks: Vec<BlockId>,
 }
@@ -63,7 +72,7 @@ pub(crate) struct State {
 pub struct Locked<'a> {
     pub(crate) config: &'a Config,
     pub(crate) block_size: BlockSize,
-    longest: u64,
+    pub(crate) longest: u64,
     pub(crate) pool: &'a BlockPool,
     pub(crate) graveyard: &'a Graveyard,
     pub(crate) state: MutexGuard<'a, State>,
@@ -103,21 +112,30 @@ impl BlockManager {
     /// [`Error::InvalidArgument`] if the pool cannot have so many blocks.
     pub fn new(config: Config) -> Result<Self, Error> {
         let max_sequences = config.max_sequences();
+        let num_places = max_sequences as usize;
+        let block_size = BlockSize::new(config.block_size());
         let mut sequences = Vec::new();
-        sequences.resize_with(max_sequences as usize, Sequence::default);
+        sequences.resize_with(num_places, Sequence::default);
         Ok(Self {
             pool: BlockPool::new(config.num_blocks())?,
             graveyard: Graveyard::new(max_sequences),
             state: Mutex::new(State {
+                block_size,
                 sequences,
+                tables: BlockTables::new(num_places, config.max_blocks_per_sequence() as usize),
+                tokens: TokenRows::new(num_places, config.max_sequence_len(), block_size),
+                pending: vec![None; num_places],
                 free_places: (0..max_sequences).rev().collect(),
                 holds: Holds::default(),
                 call: 0,
                 num_copies: 0,
+                num_alive: 0,
                 plan: Vec::new(),
+                places: Vec::new(),
+                planned_copies: Vec::new(),
                 blocks: Vec::new(),
             }),
-            block_size: BlockSize::new(config.block_size()),
+            block_size,
             longest: u64::from(config.max_sequence_len())
                 .min(u64::from(config.num_blocks()) * u64::from(config.block_size())),
             config,
@@ -186,7 +204,8 @@ impl Locked<'_> {
         let num_tokens = tokens.len() as u64;
         self.check_length(num_tokens.max(reserve.map_or(0, u64::from)))?;
         // Fits: check_length has compared it with a u32.
-        let reserve = reserve.unwrap_or(u32::try_from(num_tokens).unwrap_or(u32::MAX));
+        let known = u32::try_from(num_tokens).unwrap_or(u32::MAX);
+        let reserve = reserve.unwrap_or(known);
         let id = self.next_place()?;
         let num_blocks = self.block_size.blocks_for(reserve);
         let State { blocks, .. } = &mut *self.state;
@@ -194,12 +213,12 @@ impl Locked<'_> {
         blocks.resize(num_blocks as usize, BlockId::NULL);
         self.pool.allocate(blocks)?;
         self.open(id);
-        let State {
-            sequences, blocks, ..
-        } = &mut *self.state;
-        let sequence = &mut sequences[id.index() as usize];
-        sequence.tokens.extend_from_slice(tokens);
-        sequence.table.append(blocks);
+        let place = id.index() as usize;
+        let state = &mut *self.state;
+        state.sequences[place].known = known;
+        state.tokens.append(place, 0, tokens);
+        state.append_blocks(place, 0..num_blocks as usize);
+        state.find_tail(place);
         Ok(Admission { id, num_cached: 0 })
     }
 
@@ -229,33 +248,42 @@ impl Locked<'_> {
         let parent = self.resolve(handle)?;
         let id = self.next_place()?;
         let State {
-            sequences, blocks, ..
+            sequences,
+            tables,
+            pending,
+            blocks,
+            ..
         } = &mut *self.state;
-        let sequence = &sequences[parent];
-        let num_shared = self.block_size.blocks_for(sequence.computed) as usize;
+        let &Sequence {
+            known, computed, ..
+        } = &sequences[parent];
+        let num_shared = self.block_size.blocks_for(computed);
         blocks.clear();
-        blocks.extend_from_slice(&sequence.table.blocks()[..num_shared]);
+        blocks.extend(tables.blocks(parent, num_shared));
         // What the parent has computed lies in the source until its copy has run: share that, not the destination.
-        if let Some(pending) = sequence.pending
+        if let Some(pending) = pending[parent]
             && pending.column < num_shared
         {
-            blocks[pending.column] = pending.source;
+            blocks[pending.column as usize] = pending.source;
         }
         self.pool.retain(blocks)?;
         self.open(id);
-        let State {
-            sequences, blocks, ..
-        } = &mut *self.state;
-        let num_cached = sequences[parent].computed;
-        let tokens = std::mem::take(&mut sequences[parent].tokens);
-        let child = &mut sequences[id.index() as usize];
-        child.tokens.extend_from_slice(&tokens);
-        child.num_cached = num_cached;
-        child.computed = num_cached;
-        child.reserved = num_cached;
-        child.table.append(blocks);
-        sequences[parent].tokens = tokens;
-        Ok(Admission { id, num_cached })
+        let child = id.index() as usize;
+        let state = &mut *self.state;
+        state.sequences[parent].owns_tail = false;
+        let sequence = &mut state.sequences[child];
+        sequence.known = known;
+        sequence.num_cached = computed;
+        sequence.computed = computed;
+        sequence.reserved = computed;
+        sequence.owns_tail = false;
+        state.tokens.copy(parent, child, known);
+        state.append_blocks(child, 0..num_shared as usize);
+        state.find_tail(child);
+        Ok(Admission {
+            id,
+            num_cached: computed,
+        })
     }
 
     /// Rolls a sequence back to its first `length` tokens and gives up the blocks past them.
@@ -266,19 +294,30 @@ impl Locked<'_> {
     pub fn truncate(&mut self, handle: i64, length: u32) -> Result<(), Error> {
         self.begin()?;
         let index = self.resolve(handle)?;
-        let sequence = &mut self.state.sequences[index];
-        let longest = sequence.known().max(sequence.reserved);
+        let State {
+            sequences, tokens, ..
+        } = &mut *self.state;
+        let sequence = &mut sequences[index];
+        let longest = sequence.known.max(sequence.reserved);
         if length > longest {
             return Err(Error::InvalidArgument {
                 argument: "length",
                 message: format!("is {length}, the sequence has {longest} tokens"),
             });
         }
-        sequence.tokens.truncate(length as usize);
+        if length < sequence.known {
+            tokens.truncate(index, sequence.known, length);
+            sequence.known = length;
+        }
         sequence.reserved = sequence.reserved.min(length);
-        sequence.computed = sequence.computed.min(length);
+        if length < sequence.computed {
+            sequence.computed = length;
+            sequence.owns_tail = false;
+        }
         sequence.num_cached = sequence.num_cached.min(length);
-        self.give_up_blocks(index, self.block_size.blocks_for(length) as usize)
+        self.give_up_blocks(index, self.block_size.blocks_for(length))?;
+        self.state.find_tail(index);
+        Ok(())
     }
 
     /// Ends sequences and gives up their blocks. A released handle is passed over.
@@ -315,7 +354,7 @@ impl Locked<'_> {
     pub fn lengths(&self, handle: i64) -> Result<Lengths, Error> {
         let sequence = &self.state.sequences[self.resolve(handle)?];
         Ok(Lengths {
-            known: sequence.known(),
+            known: sequence.known,
             reserved: sequence.reserved,
             computed: sequence.computed,
             cached: sequence.num_cached,
@@ -326,22 +365,18 @@ impl Locked<'_> {
     ///
     /// # Errors
     /// [`Error::StaleSequence`] or [`Error::UnknownSequence`].
-    pub fn blocks(&self, handle: i64) -> Result<&[BlockId], Error> {
-        Ok(self.state.sequences[self.resolve(handle)?].table.blocks())
+    pub fn blocks(&self, handle: i64) -> Result<Vec<BlockId>, Error> {
+        let index = self.resolve(handle)?;
+        let num_blocks = self.state.sequences[index].num_blocks;
+        Ok(self.state.tables.blocks(index, num_blocks).collect())
     }
 
     /// Counters and gauges. A sequence whose handle was dropped after the mutex was taken counts until the next call.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let num_alive = self
-            .state
-            .sequences
-            .iter()
-            .filter(|sequence| sequence.is_alive)
-            .count();
         Stats {
             pool: self.pool.stats(),
-            num_sequences: u32::try_from(num_alive).unwrap_or(u32::MAX),
+            num_sequences: self.state.num_alive,
             num_copies: self.state.num_copies,
         }
     }
@@ -375,18 +410,14 @@ impl Locked<'_> {
             return Err(unknown);
         };
         let index = id.index() as usize;
-        let Some((sequence, newest)) = self
-            .state
-            .sequences
-            .get(index)
-            .and_then(|place| Some((place, place.id?)))
-        else {
-            return Err(unknown);
-        };
-        match id.generation().cmp(&newest.generation()) {
-            Ordering::Greater => Err(unknown),
-            Ordering::Equal if sequence.is_alive => Ok(index),
-            _ => Err(Error::StaleSequence { handle }),
+        match self.state.sequences.get(index) {
+            Some(sequence) if id.generation() == sequence.generation && sequence.is_alive => {
+                Ok(index)
+            }
+            Some(sequence) if id.generation() <= sequence.generation => {
+                Err(Error::StaleSequence { handle })
+            }
+            _ => Err(unknown),
         }
     }
 
@@ -403,26 +434,30 @@ impl Locked<'_> {
 
     pub(crate) fn check_length(&self, num_tokens: u64) -> Result<(), Error> {
         if num_tokens <= self.longest {
-            return Ok(());
+            Ok(())
+        } else {
+            Err(self.too_long(num_tokens))
         }
+    }
+
+    pub(crate) fn too_long(&self, num_tokens: u64) -> Error {
         let max_sequence_len = self.config.max_sequence_len();
         if num_tokens > u64::from(max_sequence_len) {
-            return Err(Error::SequenceTooLong {
+            return Error::SequenceTooLong {
                 requested: num_tokens,
                 max_sequence_len,
-            });
+            };
         }
-        Err(Error::NeverFits {
+        Error::NeverFits {
             requested: num_tokens.div_ceil(u64::from(self.config.block_size())),
             capacity: self.config.num_blocks(),
-        })
+        }
     }
 
     /// The sequence that the next admission opens.
     fn next_place(&self) -> Result<SeqId, Error> {
         let next = self.state.free_places.last().and_then(|&place| {
-            let newest = self.state.sequences[place as usize].id;
-            SeqId::new(place, newest.map_or(0, SeqId::generation) + 1)
+            SeqId::new(place, self.state.sequences[place as usize].generation + 1)
         });
         next.ok_or(Error::TooManySequences {
             max_sequences: self.config.max_sequences(),
@@ -432,17 +467,19 @@ impl Locked<'_> {
     /// Makes the next free place hold a new, empty sequence.
     fn open(&mut self, id: SeqId) {
         self.state.free_places.pop();
-        let sequence = &mut self.state.sequences[id.index() as usize];
-        if sequence.id.is_none() {
-            sequence.table =
-                BlockTable::with_capacity(self.config.max_blocks_per_sequence() as usize);
-            sequence.tokens = Vec::with_capacity(self.config.max_sequence_len() as usize);
-        }
-        sequence.id = Some(id);
-        sequence.is_alive = true;
-        sequence.num_cached = 0;
-        sequence.reserved = 0;
-        sequence.computed = 0;
+        self.state.num_alive += 1;
+        let place = id.index() as usize;
+        self.state.tokens.open(place);
+        let sequence = &mut self.state.sequences[place];
+        // The epoch goes on: a batch may still show the place's former sequence.
+        *sequence = Sequence {
+            last_call: sequence.last_call,
+            table_epoch: sequence.table_epoch,
+            generation: id.generation(),
+            is_alive: true,
+            owns_tail: true,
+            ..Sequence::default()
+        };
         self.graveyard.issue(id);
     }
 
@@ -454,28 +491,61 @@ impl Locked<'_> {
     }
 
     fn end(&mut self, index: usize) -> Result<(), Error> {
-        let sequence = &mut self.state.sequences[index];
-        sequence.is_alive = false;
-        sequence.tokens.clear();
+        self.state.num_alive -= 1;
+        self.state.sequences[index].is_alive = false;
         self.give_up_blocks(index, 0)
     }
 
     /// Gives up the blocks from column `keep` on, and the copy into one of them: the hold first, then the cells.
-    fn give_up_blocks(&mut self, index: usize, keep: usize) -> Result<(), Error> {
+    fn give_up_blocks(&mut self, index: usize, keep: u32) -> Result<(), Error> {
         let State {
             sequences,
+            tables,
+            pending,
             holds,
             blocks,
             ..
         } = &mut *self.state;
         let sequence = &mut sequences[index];
-        if let Some(pending) = sequence.pending.take_if(|pending| pending.column >= keep) {
+        if let Some(pending) = pending[index].take_if(|pending| pending.column >= keep) {
             holds.remove(pending.source);
             self.pool.release(&[pending.source])?;
         }
+        if keep >= sequence.num_blocks {
+            return Ok(());
+        }
         blocks.clear();
-        sequence.table.truncate(keep, blocks);
+        blocks.extend(
+            tables
+                .blocks(index, sequence.num_blocks)
+                .skip(keep as usize),
+        );
+        sequence.num_blocks = keep;
+        sequence.capacity = keep * self.block_size.tokens();
+        sequence.table_epoch += 1;
         self.pool.release(blocks)
+    }
+}
+
+impl State {
+    /// Appends the blocks in a range of the scratch to a table.
+    pub(crate) fn append_blocks(&mut self, place: usize, range: std::ops::Range<usize>) {
+        let sequence = &mut self.sequences[place];
+        let blocks = &self.blocks[range];
+        self.tables.append(place, sequence.num_blocks, blocks);
+        sequence.num_blocks += u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        sequence.capacity = sequence.num_blocks * self.block_size.tokens();
+    }
+
+    /// Finds the block that holds position `computed` anew.
+    pub(crate) fn find_tail(&mut self, place: usize) {
+        let sequence = &mut self.sequences[place];
+        let column = self.block_size.column(sequence.computed);
+        sequence.tail = if column < sequence.num_blocks {
+            self.tables.block(place, column)
+        } else {
+            BlockId::NULL
+        };
     }
 }
 

@@ -1,4 +1,4 @@
-//! One sequence: its tokens, its three lengths, its block table and its pending copy.
+//! One sequence: its three lengths and what the step path must know of its table, in one cache line.
 //!
 //! The lengths are stored, never inferred:
 //! - **known**: tokens whose ids were given, by admit, reserve or commit;
@@ -7,52 +7,53 @@
 //!
 //! Blocks past the reserved slots (from admit or from a lookahead) are capacity, no more: never shared, never published.
 
-use crate::{BlockId, BlockTable, SeqId};
+use crate::BlockId;
+
+/// The place of one sequence. A place is used again after its release, under the next generation.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Sequence {
+    /// Number of the last call that named this sequence: finds one that stands twice.
+    pub(crate) last_call: u64,
+    /// Changes whenever a table cell that existed is changed or removed. While it stays the same, the table has only grown, so
+    /// that a copy of it needs no more than the new cells.
+    pub(crate) table_epoch: u64,
+    /// Generation of the newest sequence in this place; 0 before the first.
+    pub(crate) generation: u32,
+    pub(crate) known: u32,
+    pub(crate) reserved: u32,
+    pub(crate) computed: u32,
+    pub(crate) num_cached: u32,
+    /// Blocks in the table.
+    pub(crate) num_blocks: u32,
+    /// Tokens that these blocks can hold.
+    pub(crate) capacity: u32,
+    /// The block that holds position `computed`, if the table reaches so far: where a decode step writes.
+    pub(crate) tail: BlockId,
+    pub(crate) is_alive: bool,
+    /// Whether the block that holds position `computed` is known to be this sequence's alone, so that a step may write there
+    /// without looking. Cleared by what may change that: a fork, and a truncation into another block.
+    pub(crate) owns_tail: bool,
+}
+
+const _: () = assert!(size_of::<Sequence>() == 64, "one cache line");
 
 /// A copy that the current step has to run before it writes: into the block in `column`, from `source`, which is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingCopy {
-    pub(crate) column: usize,
+    pub(crate) column: u32,
     pub(crate) source: BlockId,
 }
 
-/// The place of one sequence. A place is used again after its release, under the next generation.
-#[derive(Debug, Default)]
-pub(crate) struct Sequence {
-    /// The newest sequence in this place; `None` before the first.
-    pub(crate) id: Option<SeqId>,
-    pub(crate) is_alive: bool,
-    /// Number of the last call that named this sequence: finds one that stands twice.
-    pub(crate) last_call: u64,
-    pub(crate) tokens: Vec<i32>,
-    pub(crate) num_cached: u32,
-    pub(crate) reserved: u32,
-    pub(crate) computed: u32,
-    pub(crate) table: BlockTable,
-    pub(crate) pending: Option<PendingCopy>,
-}
-
 impl Sequence {
-    /// Number of known tokens.
-    pub(crate) fn known(&self) -> u32 {
-        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
-    }
-
     /// Known tokens that are not computed yet; at least one, since a decode step computes a token that is about to be given.
     pub(crate) fn pending_tokens(&self) -> u32 {
-        self.known().saturating_sub(self.computed).max(1)
-    }
-
-    /// Takes the ids of the positions below `end` that are not known yet from the front of `tokens`, as far as there are any.
-    pub(crate) fn learn(&mut self, tokens: &mut &[i32], end: u32) {
-        let (own, rest) = tokens.split_at((self.unknown_below(end) as usize).min(tokens.len()));
-        self.tokens.extend_from_slice(own);
-        *tokens = rest;
+        self.known.saturating_sub(self.computed).max(1)
     }
 
     /// Positions below `end` whose token ids are not known yet.
     pub(crate) fn unknown_below(&self, end: u32) -> u32 {
-        end.saturating_sub(self.known())
+        end.saturating_sub(self.known)
     }
 }
 

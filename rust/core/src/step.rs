@@ -6,7 +6,8 @@
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
 use crate::holds::Hold;
 use crate::manager::{Locked, State, check_tokens};
-use crate::sequence::PendingCopy;
+use crate::sequence::{PendingCopy, Sequence};
+use crate::token_rows::TokenRows;
 use crate::{BlockId, Error};
 
 /// A number for each sequence of a call.
@@ -46,15 +47,24 @@ impl<'a> Reserve<'a> {
     }
 }
 
-/// What `reserve` is about to do for one sequence.
-#[derive(Clone, Copy, Debug)]
+/// What a call is about to do for one sequence.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planned {
-    index: usize,
-    /// Reserved slots afterwards.
+    place: u32,
+    /// Reserved or computed tokens afterwards.
     end: u32,
-    num_blocks: usize,
-    /// The block that needs a copy before it is written, and its hold before this call.
-    copy: Option<(PendingCopy, Hold)>,
+    /// New blocks, the destination of a copy not counted.
+    num_blocks: u32,
+}
+
+/// A block that needs a copy before it is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedCopy {
+    /// Index in the plan.
+    row: usize,
+    copy: PendingCopy,
+    /// The source's hold before this call.
+    before: Hold,
 }
 
 impl Locked<'_> {
@@ -71,25 +81,44 @@ impl Locked<'_> {
         batch: Option<(&mut BatchState, BatchBuffers<'_>)>,
     ) -> Result<u32, Error> {
         self.begin()?;
-        let (num_tokens, num_unknown) = self.plan_lengths(request)?;
-        check_given(request.tokens, num_unknown)?;
-        if let Some((state, buffers)) = &batch {
-            state.check_fits(buffers, self.config, request.handles.len(), num_tokens)?;
+        check_counts("num_new", request.num_new, request.handles.len())?;
+        let mut batch = batch;
+        if let (Counts::Same(1), 0, Some(tokens), Some((state, buffers))) = (
+            request.num_new,
+            request.lookahead,
+            request.tokens,
+            &mut batch,
+        ) {
+            if let Some(result) =
+                self.decode_step(request.handles, tokens, (&mut **state, buffers.reborrow()))
+            {
+                return result.map(|()| num_served(request.handles));
+            }
+            // The general way marks the sequences anew.
+            self.state.call += 1;
         }
-        self.plan_copies();
-        if let Err(error) = self.allocate_planned() {
+        let totals = match request.num_new {
+            Counts::Default => self.plan_lengths(request, |_, sequence| sequence.pending_tokens()),
+            Counts::Same(num_new) => self.plan_lengths(request, |_, _| num_new),
+            Counts::Each(num_new) => self.plan_lengths(request, |row, _| num_new[row]),
+        }?;
+        check_given(request.tokens, totals.unknown)?;
+        if let Some((state, buffers)) = &batch {
+            state.check_fits(buffers, self.config, request.handles.len(), totals.tokens)?;
+        }
+        if totals.may_copy {
+            self.plan_copies();
+        }
+        let needed = totals.blocks + self.state.planned_copies.len() as u64;
+        if let Err(error) = self.allocate_planned(needed) {
             self.undo_copies();
             return Err(error);
         }
         self.apply_plan(request.tokens.unwrap_or_default());
         if let Some((state, buffers)) = batch {
-            let mut writer = BatchWriter::begin(state, buffers, self.block_size);
-            for (&handle, planned) in request.handles.iter().zip(&self.state.plan) {
-                writer.push(handle, &self.state.sequences[planned.index]);
-            }
-            writer.finish();
+            self.write_batch(request.handles, state, buffers);
         }
-        Ok(u32::try_from(request.handles.len()).unwrap_or(u32::MAX))
+        Ok(num_served(request.handles))
     }
 
     /// Notes that the first `num_computed` tokens of each sequence are computed and accepted (absolute, never less than before,
@@ -107,13 +136,51 @@ impl Locked<'_> {
     ) -> Result<(), Error> {
         self.begin()?;
         check_counts("num_computed", num_computed, handles.len())?;
-        self.state.plan.clear();
+        let num_unknown = match num_computed {
+            Counts::Default => self.plan_commit(handles, |_, sequence| sequence.reserved),
+            Counts::Same(end) => self.plan_commit(handles, |_, _| end),
+            Counts::Each(ends) => self.plan_commit(handles, |row, _| ends[row]),
+        }?;
+        check_given(tokens, num_unknown)?;
+        let mut tokens = tokens.unwrap_or_default();
+        let state = &mut *self.state;
+        for row in 0..state.plan.len() {
+            let planned = state.plan[row];
+            let place = planned.place as usize;
+            let sequence = &mut state.sequences[place];
+            learn(sequence, &mut state.tokens, place, &mut tokens, planned.end);
+            let column = state.block_size.column(sequence.computed);
+            sequence.computed = planned.end;
+            if column != state.block_size.column(planned.end) {
+                state.find_tail(place);
+            }
+            if let Some(pending) = state.pending[place].take() {
+                state.holds.remove(pending.source);
+                self.pool.release(&[pending.source])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks every sequence of a commit. Returns how many of its tokens have unknown ids.
+    fn plan_commit(
+        &mut self,
+        handles: &[i64],
+        end: impl Fn(usize, &Sequence) -> u32,
+    ) -> Result<u64, Error> {
+        let State {
+            sequences,
+            plan,
+            call,
+            ..
+        } = &mut *self.state;
+        plan.clear();
         let mut num_unknown = 0;
         for (row, &handle) in handles.iter().enumerate() {
-            let index = self.resolve(handle)?;
-            self.mark(index, handle)?;
-            let sequence = &self.state.sequences[index];
-            let end = count_at(num_computed, row).unwrap_or(sequence.reserved);
+            let Some((place, sequence)) = find(sequences, handle, *call) else {
+                return Err(self.refusal(handle));
+            };
+            let end = end(row, sequence);
             if end < sequence.computed || end > sequence.reserved {
                 return Err(Error::InvalidArgument {
                     argument: "num_computed",
@@ -124,116 +191,116 @@ impl Locked<'_> {
                 });
             }
             num_unknown += u64::from(sequence.unknown_below(end));
-            self.state.plan.push(Planned::commit(index, end));
-        }
-        check_given(tokens, num_unknown)?;
-        let mut tokens = tokens.unwrap_or_default();
-        let State {
-            sequences,
-            holds,
-            plan,
-            ..
-        } = &mut *self.state;
-        for planned in plan {
-            let sequence = &mut sequences[planned.index];
-            sequence.learn(&mut tokens, planned.end);
-            sequence.computed = planned.end;
-            if let Some(pending) = sequence.pending.take() {
-                holds.remove(pending.source);
-                self.pool.release(&[pending.source])?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks every sequence and plans its length and new blocks. Returns new tokens and, of those, tokens with unknown ids.
-    fn plan_lengths(&mut self, request: &Reserve<'_>) -> Result<(u64, u64), Error> {
-        check_counts("num_new", request.num_new, request.handles.len())?;
-        self.state.plan.clear();
-        let (mut num_tokens, mut num_unknown) = (0, 0);
-        for (row, &handle) in request.handles.iter().enumerate() {
-            let index = self.resolve(handle)?;
-            self.mark(index, handle)?;
-            let sequence = &self.state.sequences[index];
-            let num_new =
-                count_at(request.num_new, row).unwrap_or_else(|| sequence.pending_tokens());
-            let end = u64::from(sequence.computed) + u64::from(num_new);
-            self.check_length(end)?;
-            if request.tokens.is_some() && num_new > 0 && sequence.known() < sequence.computed {
-                return Err(Error::InvalidArgument {
-                    argument: "tokens",
-                    message: format!(
-                        "sequence handle {handle} has {} computed tokens of which {} are known; give commit the ids between",
-                        sequence.computed,
-                        sequence.known()
-                    ),
-                });
-            }
-            // Fits: check_length has compared it with a u32.
-            let end = u32::try_from(end).unwrap_or(u32::MAX);
-            num_tokens += u64::from(num_new);
-            num_unknown += u64::from(end.saturating_sub(sequence.known().max(sequence.computed)));
-            let capacity = match num_new {
-                0 => 0,
-                _ => end
-                    .saturating_add(request.lookahead)
-                    .min(self.config.max_sequence_len()),
-            };
-            let num_blocks = self.block_size.blocks_for(capacity) as usize;
-            let num_blocks = num_blocks.saturating_sub(sequence.table.len());
-            self.state.plan.push(Planned {
-                index,
+            plan.push(Planned {
+                place,
                 end,
-                num_blocks,
-                copy: None,
+                num_blocks: 0,
             });
         }
-        Ok((num_tokens, num_unknown))
+        Ok(num_unknown)
+    }
+
+    /// Checks every sequence and plans its length and new blocks.
+    fn plan_lengths(
+        &mut self,
+        request: &Reserve<'_>,
+        num_new: impl Fn(usize, &Sequence) -> u32,
+    ) -> Result<Totals, Error> {
+        let State {
+            sequences,
+            plan,
+            call,
+            ..
+        } = &mut *self.state;
+        plan.clear();
+        plan.resize(request.handles.len(), Planned::default());
+        let mut totals = Totals::default();
+        for (row, (&handle, planned)) in request.handles.iter().zip(plan).enumerate() {
+            let Some((place, sequence)) = find(sequences, handle, *call) else {
+                return Err(self.refusal(handle));
+            };
+            let num_new = num_new(row, sequence);
+            let (known, computed) = (sequence.known, sequence.computed);
+            let end = u64::from(computed) + u64::from(num_new);
+            if end > self.longest {
+                return Err(self.too_long(end));
+            }
+            // Fits: it is at most the longest sequence.
+            let end = u32::try_from(end).unwrap_or(u32::MAX);
+            if known < computed && num_new > 0 && request.tokens.is_some() {
+                return Err(ids_missing(handle, sequence));
+            }
+            *planned = Planned {
+                place,
+                end,
+                num_blocks: 0,
+            };
+            let capacity = end
+                .saturating_add(request.lookahead)
+                .min(self.config.max_sequence_len());
+            if capacity > sequence.capacity && num_new > 0 {
+                planned.num_blocks = self.block_size.blocks_for(capacity) - sequence.num_blocks;
+                totals.blocks += u64::from(planned.num_blocks);
+            }
+            totals.tokens += u64::from(num_new);
+            totals.unknown += u64::from(end.saturating_sub(known.max(computed)));
+            totals.may_copy |= !sequence.owns_tail;
+        }
+        self.state.planned_copies.clear();
+        Ok(totals)
     }
 
     /// Finds the shared blocks that the step writes. Takes the holds right away, so that a later row of the same step sees that
     /// an earlier one has left the block.
     fn plan_copies(&mut self) {
         let block_size = self.block_size;
-        let State {
-            sequences,
-            holds,
-            plan,
-            ..
-        } = &mut *self.state;
-        for planned in plan {
-            let sequence = &sequences[planned.index];
-            let (column, offset) = (
-                block_size.column(sequence.computed) as usize,
-                block_size.offset(sequence.computed),
-            );
-            // Only the block with the first new token can be shared: a fork shares no block past its computed tokens.
-            if planned.end == sequence.computed || offset == 0 || sequence.pending.is_some() {
+        let state = &mut *self.state;
+        for (row, planned) in state.plan.iter().enumerate() {
+            let place = planned.place as usize;
+            let sequence = &mut state.sequences[place];
+            if sequence.owns_tail
+                || planned.end == sequence.computed
+                || state.pending[place].is_some()
+            {
                 continue;
             }
-            let source = sequence.table.blocks()[column];
-            if holds.write_needs_copy(self.pool, source, offset) {
-                planned.copy = Some((PendingCopy { column, source }, holds.add(source, offset)));
+            let offset = block_size.offset(sequence.computed);
+            // Only the block with the first new token can be shared: a fork shares no block past its computed tokens.
+            if offset == 0 {
+                sequence.owns_tail = true;
+                continue;
+            }
+            let column = block_size.column(sequence.computed);
+            let source = state.tables.block(place, column);
+            if self.pool.count(source) == 1 {
+                sequence.owns_tail = true;
+            } else if state.holds.write_needs_copy(self.pool, source, offset) {
+                state.planned_copies.push(PlannedCopy {
+                    row,
+                    copy: PendingCopy { column, source },
+                    before: state.holds.add(source, offset),
+                });
             }
         }
     }
 
     fn undo_copies(&mut self) {
-        let State { holds, plan, .. } = &mut *self.state;
-        for (pending, before) in plan.iter().rev().filter_map(|planned| planned.copy) {
-            holds.restore(pending.source, before);
+        let State {
+            holds,
+            planned_copies,
+            ..
+        } = &mut *self.state;
+        for planned in planned_copies.iter().rev() {
+            holds.restore(planned.copy.source, planned.before);
         }
     }
 
     /// Allocates the blocks of the whole step at once.
-    fn allocate_planned(&mut self) -> Result<(), Error> {
-        let State { blocks, plan, .. } = &mut *self.state;
-        let needed: usize = plan
-            .iter()
-            .map(|planned| planned.num_blocks + usize::from(planned.copy.is_some()))
-            .sum();
+    fn allocate_planned(&mut self, needed: u64) -> Result<(), Error> {
+        let blocks = &mut self.state.blocks;
+        blocks.clear();
         let num_blocks = self.pool.num_blocks();
-        if needed > num_blocks as usize {
+        if needed > u64::from(num_blocks) {
             // Each sequence fits the pool, together they do not: a smaller batch may.
             return Err(Error::OutOfBlocks {
                 requested: u32::try_from(needed).unwrap_or(u32::MAX),
@@ -241,57 +308,141 @@ impl Locked<'_> {
                 evictable: 0,
             });
         }
-        blocks.clear();
-        blocks.resize(needed, BlockId::NULL);
+        // Fits: it is at most num_blocks.
+        blocks.resize(usize::try_from(needed).unwrap_or(usize::MAX), BlockId::NULL);
         self.pool.allocate(blocks)
     }
 
     /// Gives each sequence its blocks and lengths. Nothing here can fail.
     fn apply_plan(&mut self, mut tokens: &[i32]) {
-        let State {
-            sequences,
-            blocks,
-            plan,
-            num_copies,
-            ..
-        } = &mut *self.state;
-        let mut blocks = blocks.as_slice();
-        for planned in plan {
-            let sequence = &mut sequences[planned.index];
-            if let Some((pending, _)) = planned.copy {
-                sequence.table.exchange(pending.column, blocks[0]);
-                sequence.pending = Some(pending);
-                blocks = &blocks[1..];
-                *num_copies += 1;
+        let state = &mut *self.state;
+        let num_copies = state.planned_copies.len();
+        for index in 0..num_copies {
+            let planned = state.planned_copies[index];
+            let place = state.plan[planned.row].place as usize;
+            state
+                .tables
+                .exchange(place, planned.copy.column, state.blocks[index]);
+            state.pending[place] = Some(planned.copy);
+            let sequence = &mut state.sequences[place];
+            sequence.table_epoch += 1;
+            sequence.owns_tail = true;
+            sequence.tail = state.blocks[index];
+            state.num_copies += 1;
+        }
+        let mut next_block = num_copies;
+        for row in 0..state.plan.len() {
+            let planned = state.plan[row];
+            let place = planned.place as usize;
+            if planned.num_blocks > 0 {
+                let first = next_block;
+                next_block += planned.num_blocks as usize;
+                state.append_blocks(place, first..next_block);
+                state.find_tail(place);
             }
-            let (own, rest) = blocks.split_at(planned.num_blocks);
-            sequence.table.append(own);
-            blocks = rest;
+            let sequence = &mut state.sequences[place];
             sequence.reserved = planned.end;
             // Ids of computed tokens come with a commit, never here.
-            if sequence.known() >= sequence.computed {
-                sequence.learn(&mut tokens, planned.end);
+            if sequence.known >= sequence.computed {
+                learn(sequence, &mut state.tokens, place, &mut tokens, planned.end);
             }
         }
     }
-}
 
-impl Planned {
-    fn commit(index: usize, end: u32) -> Self {
-        Self {
-            index,
-            end,
-            num_blocks: 0,
-            copy: None,
+    fn write_batch(&self, handles: &[i64], batch: &mut BatchState, buffers: BatchBuffers<'_>) {
+        let state = &*self.state;
+        let mut writer = BatchWriter::begin(batch, buffers, self.block_size);
+        for (&handle, planned) in handles.iter().zip(&state.plan) {
+            let place = planned.place as usize;
+            let sequence = &state.sequences[place];
+            let &Sequence {
+                known,
+                computed,
+                reserved,
+                ..
+            } = sequence;
+            let cells = state.tables.cells(place, sequence.num_blocks);
+            let ids = state
+                .tokens
+                .between(place, computed.min(known), reserved.min(known), known);
+            writer.push(handle, sequence, cells, ids);
+            if let Some(pending) = state.pending[place] {
+                writer.push_copy(pending.source, state.tables.block(place, pending.column));
+            }
+        }
+        writer.finish();
+    }
+
+    /// Why a handle was refused, found again the slow way.
+    fn refusal(&self, handle: i64) -> Error {
+        match self.resolve(handle) {
+            Ok(_) => Error::DuplicateSequence { handle },
+            Err(error) => error,
         }
     }
 }
 
-fn count_at(counts: Counts<'_>, row: usize) -> Option<u32> {
-    match counts {
-        Counts::Default => None,
-        Counts::Same(count) => Some(count),
-        Counts::Each(counts) => Some(counts[row]),
+/// What the sequences of a step need together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    tokens: u64,
+    unknown: u64,
+    blocks: u64,
+    may_copy: bool,
+}
+
+fn num_served(handles: &[i64]) -> u32 {
+    u32::try_from(handles.len()).unwrap_or(u32::MAX)
+}
+
+/// The living sequence with this handle, unless `call` has named it already; notes that it has now.
+pub(crate) fn find(
+    sequences: &mut [Sequence],
+    handle: i64,
+    call: u64,
+) -> Option<(u32, &mut Sequence)> {
+    let place = u32::try_from(handle & i64::from(u32::MAX)).ok()?;
+    let sequence = sequences.get_mut(place as usize)?;
+    if i64::from(sequence.generation) != handle >> 32
+        || !sequence.is_alive
+        || sequence.last_call == call
+    {
+        return None;
+    }
+    sequence.last_call = call;
+    Some((place, sequence))
+}
+
+fn ids_missing(handle: i64, sequence: &Sequence) -> Error {
+    Error::InvalidArgument {
+        argument: "tokens",
+        message: format!(
+            "sequence handle {handle} has {} computed tokens of which {} are known; give commit the ids between",
+            sequence.computed, sequence.known
+        ),
+    }
+}
+
+/// Takes the ids of the positions below `end` that are not known yet from the front of `tokens`, as far as there are any.
+fn learn(
+    sequence: &mut Sequence,
+    rows: &mut TokenRows,
+    place: usize,
+    tokens: &mut &[i32],
+    end: u32,
+) {
+    let num_new = sequence.unknown_below(end) as usize;
+    if num_new == 1
+        && let [token, rest @ ..] = tokens
+    {
+        rows.push(place, sequence.known, *token);
+        sequence.known += 1;
+        *tokens = rest;
+    } else if num_new > 1 && !tokens.is_empty() {
+        let (own, rest) = tokens.split_at(num_new);
+        rows.append(place, sequence.known, own);
+        sequence.known = end;
+        *tokens = rest;
     }
 }
 

@@ -1,105 +1,108 @@
-//! Block table of one sequence: which block holds which run of its tokens.
+//! Block tables: which block holds which run of a sequence's tokens.
 //!
-//! Column `i` holds tokens `i * block_size .. (i + 1) * block_size`. The table only says where tokens lie; who holds a block is
-//! counted by the [pool](crate::BlockPool), so every change here is paired with a retain or a release there, by the manager.
+//! Column `i` of a row holds tokens `i * block_size .. (i + 1) * block_size`. The rows of all sequences are one array, so that a
+//! step finds a row by arithmetic. The tables only say where tokens lie; who holds a block is counted by the
+//! [pool](crate::BlockPool), so every change here is paired with a retain or a release there, by the manager.
+//!
+//! The array is made at its largest size, `max_sequences * max_blocks_per_sequence` cells of 4 bytes. Cells that no sequence has
+//! reached are never touched, so the system gives them no memory.
 
 use crate::BlockId;
 
-/// The block table of one sequence, in token order.
+/// The block tables of all sequences, a row each, in token order.
 ///
 /// # Examples
 /// The worked example of the README: block size 4, seven tokens in blocks 5 and 2.
 /// ```
-/// use looseleaf_core::{BlockId, BlockTable};
+/// use looseleaf_core::{BlockId, BlockTables};
 /// let id = |index| BlockId::new(index).unwrap();
-/// let mut table = BlockTable::with_capacity(4);
-/// table.append(&[id(5), id(2)]);
-/// assert_eq!(table.slot(6, 4), 2 * 4 + 2); // token 6: block 2, offset 2
-/// assert_eq!(table.slot(7, 4), 2 * 4 + 3); // token 7: block 2, offset 3
-/// table.append(&[id(9)]); // token 8 takes a new block
-/// assert_eq!(table.slot(8, 4), 9 * 4);
+/// let mut tables = BlockTables::new(1, 4);
+/// tables.append(0, 0, &[id(5), id(2)]);
+/// assert_eq!(tables.slot(0, 6, 4), 2 * 4 + 2); // token 6: block 2, offset 2
+/// assert_eq!(tables.slot(0, 7, 4), 2 * 4 + 3); // token 7: block 2, offset 3
+/// tables.append(0, 2, &[id(9)]); // token 8 takes a new block
+/// assert_eq!(tables.slot(0, 8, 4), 9 * 4);
 /// ```
-#[derive(Debug, Default)]
-pub struct BlockTable {
-    blocks: Vec<BlockId>,
-    epoch: u64,
+#[derive(Debug)]
+pub struct BlockTables {
+    /// As kernels read them: a row is copied into a batch as it is.
+    cells: Vec<i32>,
+    columns: usize,
 }
 
-impl BlockTable {
-    /// An empty table with room for `max_blocks`; it does not allocate again up to that length.
+impl BlockTables {
+    /// Rows for `num_rows` sequences of at most `columns` blocks.
     #[must_use]
-    pub fn with_capacity(max_blocks: usize) -> Self {
+    pub fn new(num_rows: usize, columns: usize) -> Self {
         Self {
-            blocks: Vec::with_capacity(max_blocks),
-            epoch: 0,
+            cells: vec![0; num_rows * columns],
+            columns,
         }
     }
 
-    /// The blocks in token order.
+    /// The first `num_blocks` cells of a row, as kernels read them.
+    ///
+    /// # Panics
+    /// If there is no such row, or it has fewer columns.
     #[must_use]
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+    pub fn cells(&self, row: usize, num_blocks: u32) -> &[i32] {
+        &self.cells[row * self.columns..][..num_blocks as usize]
     }
 
-    /// Number of blocks.
+    /// The blocks in the first `num_blocks` cells of a row.
+    ///
+    /// # Panics
+    /// If there is no such row, or it has fewer columns.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.blocks.len()
+    pub fn blocks(
+        &self,
+        row: usize,
+        num_blocks: u32,
+    ) -> impl DoubleEndedIterator<Item = BlockId> + ExactSizeIterator + '_ {
+        self.cells(row, num_blocks)
+            .iter()
+            .map(|&cell| BlockId::from_cell(cell))
     }
 
-    /// Whether the table has no block.
+    /// One cell of a row.
+    ///
+    /// # Panics
+    /// If there is no such cell.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
-
-    /// Changes whenever a cell that existed is changed or removed. While it stays the same, the table has only grown, so that a
-    /// copy of it needs no more than the new cells.
-    #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn block(&self, row: usize, column: u32) -> BlockId {
+        BlockId::from_cell(self.cells[row * self.columns + column as usize])
     }
 
     /// The slot of the token at `position`: block id × block size + offset.
     ///
     /// # Panics
-    /// If the table is too short for `position`.
+    /// If there is no such cell.
     #[must_use]
-    pub fn slot(&self, position: u32, block_size: u32) -> i64 {
-        let block = self.blocks[(position / block_size) as usize];
+    pub fn slot(&self, row: usize, position: u32, block_size: u32) -> i64 {
+        let block = self.block(row, position / block_size);
         i64::from(block.get()) * i64::from(block_size) + i64::from(position % block_size)
     }
 
-    /// Adds blocks at the end.
-    pub fn append(&mut self, blocks: &[BlockId]) {
-        self.blocks.extend_from_slice(blocks);
-    }
-
-    /// Keeps the first `num_blocks` and moves the rest, in token order, to the end of `removed`.
-    pub fn truncate(&mut self, num_blocks: usize, removed: &mut Vec<BlockId>) {
-        if num_blocks < self.blocks.len() {
-            removed.extend_from_slice(&self.blocks[num_blocks..]);
-            self.blocks.truncate(num_blocks);
-            self.epoch += 1;
+    /// Writes blocks behind the first `num_blocks` cells of a row.
+    ///
+    /// # Panics
+    /// If the row has too few columns.
+    pub fn append(&mut self, row: usize, num_blocks: u32, blocks: &[BlockId]) {
+        let cells = &mut self.cells[row * self.columns..(row + 1) * self.columns];
+        for (cell, block) in cells[num_blocks as usize..][..blocks.len()]
+            .iter_mut()
+            .zip(blocks)
+        {
+            *cell = block.as_i32();
         }
     }
 
-    /// Makes this table a fork of the first `num_blocks` of `parent`.
+    /// Puts `block` into a cell and returns the block that stood there.
     ///
     /// # Panics
-    /// If `parent` has fewer blocks.
-    pub fn fork_from(&mut self, parent: &Self, num_blocks: usize) {
-        self.blocks.clear();
-        self.blocks.extend_from_slice(&parent.blocks[..num_blocks]);
-        self.epoch += 1;
-    }
-
-    /// Puts `block` into `column` and returns the block that stood there.
-    ///
-    /// # Panics
-    /// If there is no such column.
-    pub fn exchange(&mut self, column: usize, block: BlockId) -> BlockId {
-        self.epoch += 1;
-        std::mem::replace(&mut self.blocks[column], block)
+    /// If there is no such cell.
+    pub fn exchange(&mut self, row: usize, column: u32, block: BlockId) -> BlockId {
+        let cell = &mut self.cells[row * self.columns + column as usize];
+        BlockId::from_cell(std::mem::replace(cell, block.as_i32()))
     }
 }

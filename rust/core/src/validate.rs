@@ -17,23 +17,27 @@ impl Locked<'_> {
         for (index, sequence) in self.state.sequences.iter().enumerate() {
             if !sequence.is_alive {
                 ensure(
-                    sequence.table.is_empty() && sequence.pending.is_none(),
+                    sequence.num_blocks == 0 && self.state.pending[index].is_none(),
                     || format!("place {index} holds no sequence but blocks"),
                 )?;
                 continue;
             }
             self.check_lengths(index, sequence)?;
-            for block in sequence.table.blocks() {
+            self.check_tail(index, sequence)?;
+            for block in self.state.tables.blocks(index, sequence.num_blocks) {
                 counts[block.index()] += 1;
             }
-            if let Some(pending) = sequence.pending {
+            if let Some(pending) = self.state.pending[index] {
                 pending_copies += 1;
                 counts[pending.source.index()] += 1;
-                let destination = sequence.table.blocks().get(pending.column);
-                ensure(
-                    destination.is_some_and(|&block| self.pool.count(block) == 1),
-                    || format!("the destination of a copy in place {index} is not private"),
-                )?;
+                let is_private = pending.column < sequence.num_blocks
+                    && self
+                        .pool
+                        .count(self.state.tables.block(index, pending.column))
+                        == 1;
+                ensure(is_private, || {
+                    format!("the destination of a copy in place {index} is not private")
+                })?;
                 ensure(self.state.holds.get(pending.source).tally > 0, || {
                     format!("block {} is copied without a hold", pending.source.get())
                 })?;
@@ -48,20 +52,32 @@ impl Locked<'_> {
     }
 
     fn check_lengths(&self, index: usize, sequence: &Sequence) -> Result<(), Error> {
-        let capacity = sequence.table.len() as u64 * u64::from(self.config.block_size());
+        let capacity = u64::from(sequence.num_blocks) * u64::from(self.config.block_size());
         let is_ordered = sequence.num_cached <= sequence.computed
             && sequence.computed <= sequence.reserved
             && u64::from(sequence.reserved) <= capacity
-            && sequence.known() <= self.config.max_sequence_len();
+            && sequence.known <= self.config.max_sequence_len();
         ensure(is_ordered, || {
             format!(
                 "lengths of place {index}: cached {} <= computed {} <= reserved {} <= capacity {capacity} does not hold",
                 sequence.num_cached, sequence.computed, sequence.reserved
             )
         })?;
-        let has_null = sequence.table.blocks().contains(&BlockId::NULL);
-        ensure(!has_null, || {
+        let mut blocks = self.state.tables.blocks(index, sequence.num_blocks);
+        ensure(!blocks.any(BlockId::is_null), || {
             format!("place {index} has the null block in its table")
+        })
+    }
+
+    /// A tail that is written without looking must be nobody else's.
+    fn check_tail(&self, index: usize, sequence: &Sequence) -> Result<(), Error> {
+        let column = self.block_size.column(sequence.computed);
+        if !sequence.owns_tail || column >= sequence.num_blocks {
+            return Ok(());
+        }
+        let count = self.pool.count(self.state.tables.block(index, column));
+        ensure(count == 1, || {
+            format!("place {index} takes its tail for its own, {count} hold it")
         })
     }
 
