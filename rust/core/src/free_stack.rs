@@ -24,6 +24,10 @@
 //! 3. The links of blocks on the stack are not written. A later owner writes them only after its own pop, which reads a head
 //!    of after ours; our pop's Release and its Acquire put our walk before that write. Without the Release half, no rule of
 //!    the memory model kept a relaxed walk from reading links of the future.
+//! 4. A walk over n blocks that meets the end tells the truth, stale links or not. Suppose that from the head we read onwards
+//!    the stack never had fewer than n blocks. The links below that head lead over n blocks. A link that was written since
+//!    belongs to a block that was popped since, by a thread that then read a later head, and leads to what was on top there,
+//!    with n blocks from it to the end. So a walk can become longer only.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, OwnLine};
 use crate::{BlockId, Config, Error};
@@ -109,8 +113,8 @@ impl FreeStack {
 
     /// Takes `out.len()` blocks off the top, topmost first; `false` if there are not so many.
     ///
-    /// All or nothing, in one compare-exchange. `false` is exact: at one moment during the call, the stack was too short.
-    /// What is in `out` then has no meaning. Lock-free, O(`out.len()`).
+    /// All or nothing, in one compare-exchange. `false` says that at some moment, after all pushes and pops that this thread
+    /// knows of, the stack was too short; what is in `out` then has no meaning. Lock-free, O(`out.len()`).
     pub fn pop(&self, out: &mut [BlockId]) -> bool {
         if out.is_empty() {
             return true;
@@ -118,10 +122,10 @@ impl FreeStack {
         // Acquire: pairs with the Release in `push_chain`, whose links the walk reads.
         let mut head = self.head.0.load(Ordering::Acquire);
         loop {
-            let below = self.walk(head, out);
-            // Too short, perhaps because the walk read stale links. Writing the head back as it was asks whether it still
-            // is the newest: a load may return an old one, a compare-exchange may not.
-            let next = below.map_or(head, |below| self.layout.next(head, below));
+            let Some(below) = self.walk(head, out) else {
+                return false;
+            };
+            let next = self.layout.next(head, below);
             // AcqRel: the Acquire half as above. The Release half pairs with the Acquire of the pops that follow: our walk
             // comes before anything their owners write into the links. On failure Acquire, for the next walk.
             match self
@@ -129,7 +133,7 @@ impl FreeStack {
                 .0
                 .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire)
             {
-                Ok(_) => return below.is_some(),
+                Ok(_) => return true,
                 Err(newer) => head = newer,
             }
         }

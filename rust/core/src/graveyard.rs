@@ -15,8 +15,8 @@
 //! slot's next sequence. DROPPED is what makes a second drop harmless: a slot is in the list at most once, so its one link is
 //! enough.
 //!
-//! The list is pushed to one by one and taken as a whole, with one swap. So it needs no tag: a slot leaves only with all the
-//! others, and a head that was read before and is there again leads to the same slots.
+//! The list is pushed to one by one and taken as a whole, with one swap. Neither reads a link before it has changed the head, so
+//! a head that goes and comes back does no harm, and the list needs no tag.
 
 use crate::SeqId;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

@@ -145,24 +145,24 @@ fn a_pop_sees_what_was_written_before_the_push() {
 }
 
 #[test]
-fn too_short_is_never_said_of_a_stack_that_was_long_enough() {
-    let outcomes = explore("pop 1, push, pop 1, push | pop 1", Size::Small, || {
-        let shared = Shared::new(FreeStack::new(2), 2);
+fn a_pop_is_not_refused_while_the_stack_is_long_enough() {
+    let outcomes = explore("pop 1, push, pop 1, push | pop 2", Size::Small, || {
+        let shared = Shared::new(FreeStack::new(3), 3);
         let one = spawn(&shared, |shared| {
             for _ in 0..2 {
-                let blocks = shared.pop(1).expect("two blocks for two threads");
+                let blocks = shared.pop(1).expect("three blocks, two elsewhere");
                 shared.push(&blocks);
             }
         });
         let two = spawn(&shared, |shared| {
-            shared.pop(1).expect("two blocks for two threads")
+            shared.pop(2).expect("three blocks, one elsewhere")
         });
         join(one);
         let held = join(two);
-        shared.assert_complete(2, held.iter().copied());
+        shared.assert_complete(3, held.iter().copied());
         ids(Some(&held))
     });
-    assert_eq!(outcomes, [[1], [2]]);
+    assert_eq!(outcomes, [[1, 2], [2, 3]]);
 }
 
 /// Pop [1, 2] and push 1: two exchanges, after which the head is as it was if the tag has one bit only.
