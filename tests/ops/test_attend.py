@@ -58,10 +58,12 @@ def _assert_close(out: Tensor, expected: Tensor) -> None:
 
 
 def _check(batch: PagedBatch, **options: Any) -> None:  # noqa: ANN401 - options of the operator
-    out, lse = ops.attend(**batch.arguments(), **options)
+    """Both ways that the reference goes: `batch_invariant` keeps to one sequence after the other."""
     expected_out, expected_lse = _contiguous(batch, **options)
-    _assert_close(out[: len(expected_out)], expected_out)
-    torch.testing.assert_close(lse[: len(expected_lse)], expected_lse, atol=2e-5, rtol=2e-6)
+    for batch_invariant in (True, False):
+        out, lse = ops.attend(**batch.arguments(), **options, batch_invariant=batch_invariant)
+        _assert_close(out[: len(expected_out)], expected_out)
+        torch.testing.assert_close(lse[: len(expected_lse)], expected_lse, atol=2e-5, rtol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,6 +137,15 @@ def test_prompt_longer_than_one_slice_of_scores_agrees(
     _check(batch, causal=False, window=20)
 
 
+def test_single_rows_that_do_not_fit_one_group_agree(
+    make_batch: Callable[..., PagedBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looseleaf.ops.reference._MAX_ELEMENTS", 5 * 2 * 16 * 64)  # 5 blocks
+    batch = make_batch([200, 30, 16, 17, 1, 40], [1, 1, 1, 1, 1, 40])
+    _check(batch)
+    _check(batch, window=20)
+
+
 def test_bounds_that_are_too_generous_change_nothing(make_batch: Callable[..., PagedBatch]) -> None:
     arguments = make_batch([50, 20], [3, 1]).arguments()
     out, lse = ops.attend(**arguments)
@@ -144,9 +155,9 @@ def test_bounds_that_are_too_generous_change_nothing(make_batch: Callable[..., P
 
 
 def test_result_does_not_depend_on_the_batch(make_batch: Callable[..., PagedBatch]) -> None:
-    batch = make_batch([50, 64, 7], [1, 20, 7])
+    batch = make_batch([50, 64, 7, 33], [1, 20, 7, 1])
     together, _ = ops.attend(**batch.arguments(), batch_invariant=True)
-    for row in range(3):
+    for row in range(4):
         begin, end = batch.cu_query_lens[row : row + 2].tolist()
         alone = batch.arguments() | {
             "q": batch.q[begin:end],
