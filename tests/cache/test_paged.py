@@ -86,6 +86,19 @@ def test_step_names_rows_lengths_and_positions() -> None:
     assert step.block_table[1, :2].tolist() == first.blocks
 
 
+def test_tables_stand_on_the_device_of_the_tensors() -> None:
+    cache = _cache(device="meta")  # knows shapes only
+    sequence = cache.admit([1, 2, 3, 4, 5])
+    step = cache.step([sequence])
+    tables = (step.block_table, step.seq_lens, step.cu_query_lens, step.slot_mapping, step.token_ids, step.positions)
+    assert [tensor.shape[0] for tensor in (*tables, step.last_rows)] == [1, 1, 2, 5, 5, 5, 1]
+    assert {tensor.device.type for tensor in (*tables, step.last_rows)} == {"meta"}
+    rows = torch.zeros(5, 1, 1, device="meta")
+    assert step.attend(1, rows, rows, rows).shape == (5, 1, 1)
+    step.commit()
+    assert sequence.num_computed == 5
+
+
 def test_handles_and_sequences_name_the_same() -> None:
     cache = _cache()
     first, second = cache.admit([1, 2, 3]), cache.admit([4, 5])

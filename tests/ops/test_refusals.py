@@ -11,6 +11,7 @@ from torch import Tensor
 
 from looseleaf import ops
 from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.ops.contents import are_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +242,17 @@ def test_contents_that_were_checked_before_are_not_checked_again() -> None:
     ops.attend(**arguments, check_contents=False)
     with pytest.raises(InvalidArgument, match="q must have"):
         ops.attend(**arguments | {"q": torch.zeros(3, 7, 8)}, check_contents=False)
+
+
+def test_contents_on_another_device_are_checked_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.delenv("LOOSELEAF_CHECK", raising=False)
+    assert are_checked(torch.device("cpu"))
+    assert not are_checked(gpu)
+    monkeypatch.setenv("LOOSELEAF_CHECK", "0")
+    assert not are_checked(gpu)
+    monkeypatch.setenv("LOOSELEAF_CHECK", "1")
+    assert are_checked(gpu)
 
 
 def test_8bit_caches_need_both_scales_in_the_right_shape() -> None:

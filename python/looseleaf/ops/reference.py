@@ -25,8 +25,8 @@ _MAX_SCORES = 1 << 22
 """Scores (query heads x rows x keys) that are held at once, in float32: 16 MiB."""
 
 _MAX_ELEMENTS = 1 << 20
-"""Elements of keys that are gathered at once for single rows, in float32: 4 MiB, and as much for values. An allocator keeps
-so much at hand, where more would be taken from the system anew by each call: 2 us for each page of it."""
+"""Elements of keys that are gathered at once for single rows, in float32: 4 MiB, and as much for values. An allocator
+keeps so much at hand, where more would be taken from the system anew by each call: 2 us for each page of it."""
 
 
 def write(
