@@ -5,13 +5,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Steps of few tokens gain nothing from a second thread, and lose tenfold on a busy machine."""
+    import torch  # noqa: PLC0415 - tests of the allocator run without torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
 def tiny_model() -> PreTrainedModel:
     """Three layers, six query heads on two KV heads. Wide weights, so that answers depend on all that was read."""
-    import torch  # noqa: PLC0415 - tests of the allocator run without torch
+    import torch  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(0)

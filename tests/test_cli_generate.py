@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 runner = CliRunner()
 
 
@@ -59,6 +61,15 @@ def test_texts_then_a_report(folder: str) -> None:
     assert "[2] [red]Two[/red]\n" in result.stdout
     assert "requests finished" in result.stdout
     assert "2 of 2" in result.stdout
+
+
+def test_weights_and_cache_may_have_another_dtype(folder: str) -> None:
+    arguments = ["--num-blocks", "4", "--max-new-tokens", "2", "--json", "One"]
+    reports = [
+        json.loads(runner.invoke(app, ["generate", "--model", folder, "--dtype", dtype, *arguments]).stdout)["report"]
+        for dtype in ("float32", "bf16")
+    ]
+    assert reports[0]["paged_bytes"] == 2 * reports[1]["paged_bytes"] > 0
 
 
 def test_without_prompts_a_built_in_set_is_answered(folder: str) -> None:

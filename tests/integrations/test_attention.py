@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from looseleaf.cache import Step
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = {"vocab_size": 128, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
 WIDE = {"initializer_range": 0.2}  # logits that differ
