@@ -3,8 +3,8 @@
 Each is a thin checked wrapper over `torch.ops.looseleaf`, which may be called directly. PyTorch implementations stand
 behind all of them; a compiled library for the CPU or for CUDA takes over where one is loaded.
 
-Shapes, dtypes, devices and strides are checked always; what stands in tables, lengths and mappings on the CPU always, on
-another device with the environment variable LOOSELEAF_CHECK=1, since such a check waits for the device.
+Shapes, dtypes, devices and strides are checked always; what stands in tables, lengths and mappings on the CPU always,
+on another device with the environment variable LOOSELEAF_CHECK=1, since such a check waits for the device.
 """
 
 from looseleaf.ops import reference as _reference  # noqa: F401 - registers the implementations
