@@ -86,7 +86,7 @@ class BlockManager:
         sequences: _Integers,
         num_new: int | _Integers | None = None,
         tokens: _Integers | None = None,
-        lookahead: int = 0,
+        lookahead: int | None = None,
         batch: Batch | None = None,
     ) -> int: ...
     def commit(

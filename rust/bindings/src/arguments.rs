@@ -1,5 +1,8 @@
 //! Integers from Python: lists at the edges, arrays on the step path.
 
+use std::ffi::CStr;
+use std::ops::RangeInclusive;
+
 use looseleaf_core::Counts;
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::PyOverflowError;
@@ -17,15 +20,17 @@ fn integers(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<Vec<i64>> {
                 buffer.dimensions()
             )));
         }
-        if let Ok(typed) = buffer.as_typed::<i64>() {
-            return typed.to_vec(py);
-        }
-        if let Ok(typed) = buffer.as_typed::<i32>() {
-            return Ok(typed.to_vec(py)?.into_iter().map(i64::from).collect());
+        if has_native_order(buffer.format()) {
+            if let Ok(typed) = buffer.as_typed::<i64>() {
+                return typed.to_vec(py);
+            }
+            if let Ok(typed) = buffer.as_typed::<i32>() {
+                return Ok(typed.to_vec(py)?.into_iter().map(i64::from).collect());
+            }
         }
         let format = buffer.format().to_string_lossy().into_owned();
         return Err(invalid_type(format!(
-            "{argument} has array format {format:?}, must be int32 or int64"
+            "{argument} has array format {format:?}, must be int32 or int64 in native byte order"
         )));
     }
     value.extract::<Vec<i64>>().map_err(|error| {
@@ -50,6 +55,7 @@ fn narrowed<T: TryFrom<i64>>(values: Vec<i64>, argument: &str, allowed: &str) ->
 /// Token ids, not negative and below 2^31.
 pub(crate) fn tokens(value: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
     if let Ok(buffer) = PyBuffer::<i32>::get(value)
+        && has_native_order(buffer.format())
         && buffer.dimensions() == 1
     {
         return buffer.to_vec(value.py());
@@ -67,10 +73,50 @@ pub(crate) fn handles(value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     integers(value, "sequences")
 }
 
+/// Whether elements of this format have the machine's byte order. pyo3 takes `>` for native on every machine, and would read
+/// the bytes of each element backwards.
+pub(crate) fn has_native_order(format: &CStr) -> bool {
+    let foreign: &[u8] = if cfg!(target_endian = "little") {
+        b">!"
+    } else {
+        b"<"
+    };
+    format
+        .to_bytes()
+        .first()
+        .is_none_or(|order| !foreign.contains(order))
+}
+
 /// A whole number from 0 on that fits a `u32`.
-pub(crate) fn count(value: i64, argument: &str) -> PyResult<u32> {
-    u32::try_from(value)
-        .map_err(|_| invalid_argument(format!("{argument} is {value}, must be 0 to {}", u32::MAX)))
+pub(crate) fn count(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<u32> {
+    size(value, argument, 0..=u32::MAX)
+}
+
+/// A whole number within a range.
+pub(crate) fn size(
+    value: &Bound<'_, PyAny>,
+    argument: &str,
+    allowed: RangeInclusive<u32>,
+) -> PyResult<u32> {
+    let number = match value.extract::<i64>() {
+        Ok(number) => u32::try_from(number).ok(),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => None,
+        Err(_) => {
+            let name = value.get_type().name()?;
+            return Err(invalid_type(format!(
+                "{argument} has type {name}, must be an int"
+            )));
+        }
+    };
+    number
+        .filter(|number| allowed.contains(number))
+        .ok_or_else(|| {
+            invalid_argument(format!(
+                "{argument} is {value}, must be {} to {}",
+                allowed.start(),
+                allowed.end()
+            ))
+        })
 }
 
 /// One number for all sequences, one for each, or the call's default.
@@ -85,8 +131,12 @@ impl OwnedCounts {
         let Some(value) = value else {
             return Ok(Self::Default);
         };
-        if let Ok(same) = value.extract::<i64>() {
-            return Ok(Self::Same(count(same, argument)?));
+        match value.extract::<i64>() {
+            Ok(_) => return Ok(Self::Same(count(value, argument)?)),
+            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
+                return Ok(Self::Same(count(value, argument)?));
+            }
+            Err(_) => {}
         }
         narrowed(integers(value, argument)?, argument, "0 to 4294967295").map(Self::Each)
     }

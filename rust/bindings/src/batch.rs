@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use looseleaf_core::{BatchBuffers, BatchShape, BatchState, BlockManager as CoreManager};
 use pyo3::prelude::*;
 
+use crate::arguments::size;
 use crate::buffer::BoundBuffer;
 use crate::error::{invalid_argument, to_python};
 use crate::manager::BlockManager;
@@ -104,7 +105,7 @@ impl Batch {
     fn new(
         py: Python<'_>,
         manager: &BlockManager,
-        max_batch_tokens: u32,
+        max_batch_tokens: &Bound<'_, PyAny>,
         block_table: &Bound<'_, PyAny>,
         seq_lens: &Bound<'_, PyAny>,
         query_lens: &Bound<'_, PyAny>,
@@ -115,6 +116,11 @@ impl Batch {
         copies: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let manager = Arc::clone(manager.core());
+        let max_batch_tokens = size(
+            max_batch_tokens,
+            "max_batch_tokens",
+            1..=i32::MAX.cast_unsigned(),
+        )?;
         let shape = BatchShape::new(manager.config(), max_batch_tokens).map_err(to_python)?;
         let mut arrays = Arrays {
             block_table: BoundBuffer::new(block_table, "block_table")?,

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 
+use crate::arguments::has_native_order;
 use crate::error::{invalid_argument, invalid_type};
 
 /// A writable, C-contiguous array, kept alive and in place for as long as this value lives.
@@ -27,6 +28,12 @@ impl<T: Element> BoundBuffer<T> {
                 "{argument} must be a buffer of the documented dtype: {error}"
             ))
         })?;
+        if !has_native_order(exporter.format()) {
+            return Err(invalid_type(format!(
+                "{argument} has array format {:?}, must be in native byte order",
+                exporter.format().to_string_lossy()
+            )));
+        }
         if exporter.readonly() {
             return Err(invalid_argument(format!(
                 "{argument} is read-only, must be writable"

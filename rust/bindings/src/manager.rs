@@ -5,7 +5,7 @@ use std::sync::Arc;
 use looseleaf_core::{BlockManager as CoreManager, Config, Locked, Reserve};
 use pyo3::prelude::*;
 
-use crate::arguments::{OwnedCounts, count, handles, optional_tokens, tokens};
+use crate::arguments::{OwnedCounts, count, handles, optional_tokens, size, tokens};
 use crate::batch::Batch;
 use crate::error::to_python;
 use crate::sequence::Sequence;
@@ -37,16 +37,17 @@ impl BlockManager {
 impl BlockManager {
     #[new]
     fn new(
-        num_blocks: i64,
-        block_size: i64,
-        max_sequences: i64,
-        max_sequence_len: i64,
+        num_blocks: &Bound<'_, PyAny>,
+        block_size: &Bound<'_, PyAny>,
+        max_sequences: &Bound<'_, PyAny>,
+        max_sequence_len: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
+        const LARGEST: u32 = i32::MAX.cast_unsigned();
         let config = Config::new(
-            count(num_blocks, "num_blocks")?,
-            count(block_size, "block_size")?,
-            count(max_sequences, "max_sequences")?,
-            count(max_sequence_len, "max_sequence_len")?,
+            size(num_blocks, "num_blocks", 1..=Config::MAX_BLOCKS)?,
+            size(block_size, "block_size", 1..=Config::MAX_BLOCK_SIZE)?,
+            size(max_sequences, "max_sequences", 1..=LARGEST)?,
+            size(max_sequence_len, "max_sequence_len", 1..=LARGEST)?,
         );
         let core = config.and_then(CoreManager::new).map_err(to_python)?;
         Ok(Self {
@@ -84,7 +85,7 @@ impl BlockManager {
         &self,
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
-        reserve: Option<i64>,
+        reserve: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sequence> {
         let tokens = self::tokens(tokens)?;
         let reserve = reserve
@@ -96,7 +97,7 @@ impl BlockManager {
         Ok(Sequence::new(Arc::clone(&self.core), admission))
     }
 
-    fn can_admit(&self, py: Python<'_>, num_tokens: i64) -> PyResult<bool> {
+    fn can_admit(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<bool> {
         let num_tokens = count(num_tokens, "num_tokens")?;
         locked(py, &self.core)?
             .can_admit(num_tokens)
@@ -109,24 +110,25 @@ impl BlockManager {
         Ok((num_tokens, reason.as_str()))
     }
 
-    #[pyo3(signature = (sequences, num_new=None, tokens=None, lookahead=0, batch=None))]
+    #[pyo3(signature = (sequences, num_new=None, tokens=None, lookahead=None, batch=None))]
     fn reserve(
         &self,
         py: Python<'_>,
         sequences: &Bound<'_, PyAny>,
         num_new: Option<&Bound<'_, PyAny>>,
         tokens: Option<&Bound<'_, PyAny>>,
-        lookahead: i64,
+        lookahead: Option<&Bound<'_, PyAny>>,
         batch: Option<&Bound<'_, Batch>>,
     ) -> PyResult<u32> {
         let handles = handles(sequences)?;
         let num_new = OwnedCounts::new(num_new, "num_new")?;
         let tokens = optional_tokens(tokens)?;
+        let lookahead = lookahead.map(|lookahead| count(lookahead, "lookahead"));
         let request = Reserve {
             handles: &handles,
             num_new: num_new.as_counts(),
             tokens: tokens.as_deref(),
-            lookahead: count(lookahead, "lookahead")?,
+            lookahead: lookahead.transpose()?.unwrap_or(0),
         };
         let batch = batch.map(Bound::get);
         if let Some(batch) = batch {

@@ -67,7 +67,7 @@ impl Sequence {
         Ok(Self::new(Arc::clone(&self.manager), admission))
     }
 
-    fn truncate(&self, py: Python<'_>, length: i64) -> PyResult<()> {
+    fn truncate(&self, py: Python<'_>, length: &Bound<'_, PyAny>) -> PyResult<()> {
         let length = count(length, "length")?;
         locked(py, &self.manager)?
             .truncate(self.handle(), length)

@@ -4,7 +4,8 @@ use looseleaf_core::Stats as CoreStats;
 use pyo3::prelude::*;
 
 /// A snapshot. `looseleaf.BlockManager.stats` documents the fields.
-#[pyclass(frozen, get_all, module = "looseleaf._core")]
+#[pyclass(frozen, eq, get_all, module = "looseleaf._core")]
+#[derive(PartialEq, Eq)]
 pub(crate) struct Stats {
     num_blocks: u32,
     num_free: u32,
