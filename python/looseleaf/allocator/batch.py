@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 import numpy as np
 
 from looseleaf import _core
-from looseleaf.errors import InvalidArgument
+from looseleaf.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,9 +67,11 @@ class Batch(Generic[Array]):
         """Allocate and bind the buffers; users call `BlockManager.bind_batch`."""
         rows, columns = manager.max_sequences, manager.max_blocks_per_sequence
         allocate, as_numpy = _backend(backend, pin_memory=pin_memory)
+        if not isinstance(max_batch_tokens, int | np.integer):
+            raise InvalidType(f"max_batch_tokens has type {type(max_batch_tokens).__name__}, must be an int")
         if not 1 <= max_batch_tokens < 2**31:
             raise InvalidArgument(f"max_batch_tokens is {max_batch_tokens}, must be 1 to {2**31 - 1}")
-        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = int(max_batch_tokens)
         self.buffers: BatchBuffers[Array] = BatchBuffers(
             block_table=allocate((rows, columns), "int32"),
             seq_lens=allocate((rows,), "int32"),
@@ -147,6 +149,11 @@ class Batch(Generic[Array]):
     def copies(self) -> Array:
         """int32 [num_copies, 2], (source, destination)."""
         return self._view("copies", self.num_copies)
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a Batch is bound to its manager, it cannot be copied or pickled; copy the arrays of its buffers"
+        )
 
     def _view(self, name: str, length: int) -> Array:
         view: Array = getattr(self.buffers, name)[:length]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from looseleaf import _core
 from looseleaf._core import Stats
 from looseleaf.allocator.batch import Batch
 from looseleaf.allocator.sequence import Sequence
+from looseleaf.errors import InvalidType, UnknownSequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as PySequence
@@ -162,7 +164,7 @@ class BlockManager:
             TooManySequences: `max_sequences` are alive.
             EmptyPrompt, SequenceTooLong, InvalidArgument, InvalidType: `tokens` or `reserve` cannot be.
         """
-        return Sequence(self._core.admit(tokens, reserve))
+        return Sequence(self._core.admit(tokens, reserve), self._core)
 
     def can_admit(self, num_tokens: int) -> bool:
         """Whether an `admit` of so many tokens would succeed if it came next.
@@ -215,8 +217,10 @@ class BlockManager:
             InvalidArgument, InvalidType: `num_new` or `tokens` do not match the sequences.
         """
         chosen = self._batch if batch is None else batch
+        if not isinstance(chosen, Batch | None):
+            raise InvalidType(f"batch has type {type(chosen).__name__}, must be a Batch that this manager bound")
         core = None if chosen is None else chosen._core  # noqa: SLF001 - one class in two files
-        return self._core.reserve(_handles(sequences), num_new, tokens, lookahead, core)
+        return self._core.reserve(self._handles(sequences), num_new, tokens, lookahead, core)
 
     def commit(
         self,
@@ -238,7 +242,7 @@ class BlockManager:
             StaleSequence, UnknownSequence, DuplicateSequence: a handle cannot be.
             InvalidArgument, InvalidType: `num_computed` or `tokens` do not match the sequences.
         """
-        self._core.commit(_handles(sequences), num_computed, tokens)
+        self._core.commit(self._handles(sequences), num_computed, tokens)
 
     def release(self, sequences: Sequences) -> None:
         """End sequences and give up their blocks. One that was released already is passed over.
@@ -249,7 +253,7 @@ class BlockManager:
         Raises:
             UnknownSequence, DuplicateSequence: a handle cannot be.
         """
-        self._core.release(_handles(sequences))
+        self._core.release(self._handles(sequences))
 
     def stats(self) -> Stats:
         """Counters and gauges, a snapshot.
@@ -269,11 +273,26 @@ class BlockManager:
         """
         self._core.validate()
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType("a BlockManager owns the blocks of this process, it cannot be copied or pickled")
+
     def __repr__(self) -> str:
         return f"BlockManager(num_blocks={self.num_blocks}, block_size={self.block_size})"
 
+    def _handles(self, sequences: Sequences) -> NDArray[np.int64] | list[int]:
+        """Sequence objects of this manager as handles; an array is what the step path passes."""
+        if isinstance(sequences, np.ndarray):
+            return sequences
+        if not isinstance(sequences, Iterable):
+            raise InvalidType(f"sequences has type {type(sequences).__name__}, {_ALLOWED}")
+        handles = []
+        for sequence in sequences:
+            if not isinstance(sequence, Sequence):
+                raise InvalidType(f"sequences has an element of type {type(sequence).__name__}, {_ALLOWED}")
+            if sequence._manager is not self._core:  # noqa: SLF001 - one class in two files
+                raise UnknownSequence(sequence.handle)
+            handles.append(sequence.handle)
+        return handles
 
-def _handles(sequences: Sequences) -> NDArray[np.int64] | list[int]:
-    if isinstance(sequences, np.ndarray):
-        return sequences
-    return [sequence.handle for sequence in sequences]
+
+_ALLOWED = "must be an int64 array of handles or a list of Sequence"

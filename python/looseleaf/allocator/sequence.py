@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from looseleaf.errors import InvalidType
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,11 +21,12 @@ class Sequence:
     object is collected; whichever comes first gives its blocks back.
     """
 
-    __slots__ = ("__weakref__", "_core")
+    __slots__ = ("__weakref__", "_core", "_manager")
 
-    def __init__(self, core: _core.Sequence) -> None:
+    def __init__(self, core: _core.Sequence, manager: _core.BlockManager) -> None:
         """Wrap the core's object; users call `BlockManager.admit`."""
         self._core = core
+        self._manager = manager
 
     @property
     def handle(self) -> int:
@@ -74,7 +77,7 @@ class Sequence:
             >>> child.blocks == parent.blocks, manager.stats().num_in_use
             (True, 2)
         """
-        return Sequence(self._core.fork())
+        return Sequence(self._core.fork(), self._manager)
 
     def truncate(self, length: int) -> None:
         """Roll back to the first `length` tokens; blocks past them are given up, those kept for later included.
@@ -102,6 +105,9 @@ class Sequence:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType("a Sequence owns blocks of its manager, it cannot be copied or pickled; fork() shares them")
 
     def __repr__(self) -> str:
         return f"Sequence(handle={self.handle})"
