@@ -31,8 +31,9 @@ pub(crate) struct Sequence {
     /// The block that holds position `computed`, if the table reaches so far: where a decode step writes.
     pub(crate) tail: BlockId,
     pub(crate) is_alive: bool,
-    /// Whether the block that holds position `computed` is known to be this sequence's alone, so that a step may write there
-    /// without looking. Cleared by what may change that: a fork, and a truncation into another block.
+    /// Whether the block that holds position `computed` is known to be this sequence's alone, with no copy into it pending, so
+    /// that a step may write there without looking. Cleared by what may change that: a fork, a truncation into another block,
+    /// and a copy, until a commit acknowledges it.
     pub(crate) owns_tail: bool,
 }
 

@@ -156,6 +156,7 @@ impl Locked<'_> {
             }
             if let Some(pending) = state.pending[place].take() {
                 state.holds.remove(pending.source);
+                state.sequences[place].owns_tail = true;
                 self.pool.release(&[pending.source])?;
             }
         }
@@ -326,7 +327,7 @@ impl Locked<'_> {
             state.pending[place] = Some(planned.copy);
             let sequence = &mut state.sequences[place];
             sequence.table_epoch += 1;
-            sequence.owns_tail = true;
+            sequence.owns_tail = false; // until the copy is acknowledged: every step on the way must emit it
             sequence.tail = state.blocks[index];
             state.num_copies += 1;
         }

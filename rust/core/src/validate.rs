@@ -38,6 +38,9 @@ impl Locked<'_> {
                 ensure(is_private, || {
                     format!("the destination of a copy in place {index} is not private")
                 })?;
+                ensure(!sequence.owns_tail, || {
+                    format!("a step of place {index} would not emit its pending copy")
+                })?;
                 ensure(self.state.holds.get(pending.source).tally > 0, || {
                     format!("block {} is copied without a hold", pending.source.get())
                 })?;

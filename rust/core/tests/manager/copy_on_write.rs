@@ -380,3 +380,50 @@ fn a_chain_of_forks_reads_each_its_own() {
     engine.release(&chain);
     assert_eq!(engine.num_free(), 16);
 }
+
+#[test]
+fn a_repeated_step_that_brings_its_token_late_emits_its_copy_again() {
+    let mut engine = Engine::new(8, 4);
+    let parent = engine.prefill(&prompt(1, 6));
+    let child = engine.fork(parent);
+    engine.reserve(&[child], 1); // the token was not known yet; the step failed
+    let copies = engine.copies();
+    assert_eq!(copies.len(), 1);
+    assert_eq!(engine.append(child, 100).0, copies);
+    assert_eq!(engine.read(child, 7), [1, 2, 3, 4, 5, 6, 100]);
+    assert_eq!(engine.append(child, 101).0, []);
+
+    // The same where a draft token was taken back.
+    let other = engine.fork(parent);
+    engine
+        .try_reserve(&Reserve {
+            num_new: Counts::Same(1),
+            tokens: Some(&[200]),
+            ..Reserve::new(&[other])
+        })
+        .expect("room");
+    let copies = engine.copies();
+    engine.truncate(other, 6);
+    assert_eq!(engine.append(other, 300).0, copies);
+    assert_eq!(engine.read(other, 7), [1, 2, 3, 4, 5, 6, 300]);
+}
+
+#[test]
+fn a_hold_keeps_what_the_longest_of_its_copies_needs() {
+    let mut engine = Engine::new(16, 8);
+    let long = engine.prefill(&prompt(1, 7));
+    let (short, last) = (engine.fork(long), engine.fork(long));
+    engine.truncate(short, 3);
+    engine.truncate(last, 5);
+    engine.reserve(&[long], 1); // holds seven slots
+    engine.reserve(&[short], 1); // and three of them
+    let (copies, _) = engine.append(last, 100); // would be the sixth
+    assert_eq!(copies.len(), 1);
+
+    engine.reserve(&[long, short], 1);
+    engine.run();
+    engine.commit(&[long, short]);
+    assert_eq!(engine.read(long, 7), [1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(engine.read(short, 3), [1, 2, 3]);
+    assert_eq!(engine.read(last, 6), [1, 2, 3, 4, 5, 100]);
+}

@@ -121,6 +121,14 @@ fn operations() -> impl Strategy<Value = Operation> {
         20 => (rows(), numbers(), given(), lookaheads(), option::weighted(0.9, any::<bool>())).prop_map(
             |(rows, num_new, tokens, lookahead, batch)| Operation::Reserve { rows, num_new, tokens, lookahead, batch }
         ),
+        // The step that an engine takes most.
+        12 => (rows(), any::<bool>()).prop_map(|(rows, batch)| Operation::Reserve {
+            rows,
+            num_new: Numbers::Same(1),
+            tokens: Given::Exactly,
+            lookahead: 0,
+            batch: Some(batch),
+        }),
         18 => (rows(), numbers(), given()).prop_map(
             |(rows, num_computed, tokens)| Operation::Commit { rows, num_computed, tokens }
         ),

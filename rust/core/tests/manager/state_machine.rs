@@ -13,7 +13,7 @@ use crate::operation::{Scenario, scenarios};
 const MAX_OPERATIONS: usize = 200;
 
 /// What a run of a thousand scenarios cannot miss.
-const SITUATIONS: [&str; 29] = [
+const SITUATIONS: [&str; 30] = [
     "a call that succeeds",
     "a commit of unknown tokens",
     "a copy emitted again",
@@ -25,6 +25,7 @@ const SITUATIONS: [&str; 29] = [
     "a write above a hold",
     "a write below a hold",
     "fork with a pending copy",
+    "one new token before a pending copy has run",
     "fork within a step",
     "several copies in a step",
     "truncate below a pending copy",

@@ -23,7 +23,13 @@ impl Machine {
             let is_new = row.end > sequence.computed;
             let offset = sequence.computed % self.oracle.config.block_size();
             let column = sequence.computed / self.oracle.config.block_size();
+            let is_decode = row.end == sequence.computed + 1;
+            let is_late = sequence.pending.is_some() && sequence.known() <= sequence.computed;
             self.coverage.note_if(row.must_copy, "a copy on write");
+            self.coverage.note_if(
+                is_decode && is_late,
+                "one new token before a pending copy has run",
+            );
             self.coverage
                 .note_if(sequence.pending.is_some(), "a copy emitted again");
             if is_new && let Some(&block) = sequence.blocks.get(column as usize) {
