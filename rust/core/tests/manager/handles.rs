@@ -1,6 +1,6 @@
 //! Handles: which are refused, and how a sequence ends.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::thread;
 
 use looseleaf_core::{BlockManager, Config, Counts, Error, Locked, Reserve, SeqId};
@@ -229,6 +229,40 @@ fn drops_from_many_threads_give_everything_back() {
         2 * num_sequences,
         "a fork allocates nothing"
     );
+}
+
+#[test]
+fn a_drop_and_a_release_at_once_end_a_sequence_once() {
+    const NUM_SEQUENCES: u32 = 64;
+    const NUM_ROUNDS: usize = 300;
+    let config = Config::new(NUM_SEQUENCES, 4, NUM_SEQUENCES, 16).expect("sizes in range");
+    let manager = BlockManager::new(config).expect("a valid configuration");
+    let (send, receive) = mpsc::channel::<Vec<SeqId>>();
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for ids in receive {
+                start.wait();
+                for id in ids {
+                    manager.bury(id);
+                }
+                start.wait();
+            }
+        });
+        for _ in 0..NUM_ROUNDS {
+            let mut locked = manager.lock().expect("no call has panicked");
+            let admit = |_| locked.admit(&[1], None).expect("every place is free").id;
+            let ids: Vec<SeqId> = (0..NUM_SEQUENCES).map(admit).collect();
+            let handles: Vec<i64> = ids.iter().copied().map(SeqId::to_handle).collect();
+            send.send(ids).expect("the other thread listens");
+            start.wait();
+            locked.release(&handles).expect("live or dropped");
+            start.wait();
+            locked.validate().expect("a consistent state");
+            assert_eq!(locked.stats().pool.num_free, NUM_SEQUENCES);
+        }
+        drop(send);
+    });
 }
 
 #[test]

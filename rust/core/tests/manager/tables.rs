@@ -365,6 +365,24 @@ fn given_tokens_go_to_the_sequences_in_batch_order() {
 }
 
 #[test]
+fn a_row_without_new_tokens_takes_no_ids() {
+    let mut engine = Engine::new(16, 4);
+    let (late, other) = (engine.prefill(&[1]), engine.prefill(&[2]));
+    engine.reserve(&[late], 2);
+    engine.commit(&[late]); // two ids are missing
+    engine
+        .try_reserve(&Reserve {
+            num_new: Counts::Each(&[0, 2]),
+            tokens: Some(&[20, 21]),
+            ..Reserve::new(&[late, other])
+        })
+        .expect("room");
+    assert_eq!(engine.batch.buffers.token_ids[..2], [20, 21]);
+    assert_eq!(engine.lengths(late).known, 1);
+    assert_eq!(engine.lengths(other).known, 3);
+}
+
+#[test]
 fn truncating_to_the_present_length_gives_up_spare_blocks() {
     let mut engine = Engine::new(8, 4);
     let sequence = engine.prefill(&prompt(1, 5));
