@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom race lint bench wheel clean setup
+.PHONY: help run test test-rust test-python loom race soak lint bench wheel clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -39,6 +39,9 @@ loom: ## the concurrency models of the lock-free parts, in every interleaving
 race: ## the race target under the thread sanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 		cargo test -p looseleaf-core --test race --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan
+
+soak: ## a million random operations against the oracle; not part of test
+	cargo test -p looseleaf-core --release --test manager -- --ignored
 
 # The stub needs none of torch's types; following its imports takes a minute.
 define STUBTEST_CONFIG
