@@ -133,6 +133,12 @@ def test_every_limit_has_its_own_error() -> None:
     assert not manager.can_admit(1)
 
 
+def test_a_long_limit_costs_no_memory_that_the_pool_cannot_fill() -> None:
+    manager = BlockManager(8, 4, max_sequence_len=2**31 - 1)
+    assert manager.max_blocks_per_sequence == 2**29
+    assert manager.admit([1, 2, 3]).blocks == [1]
+
+
 def test_truncate_gives_back_blocks_and_draft_tokens() -> None:
     manager = BlockManager(8, 4)
     sequence = prefill(manager, [1, 2, 3])

@@ -114,6 +114,10 @@ impl BlockManager {
         let max_sequences = config.max_sequences();
         let num_places = max_sequences as usize;
         let block_size = BlockSize::new(config.block_size());
+        let longest = u64::from(config.max_sequence_len())
+            .min(u64::from(config.num_blocks()) * u64::from(config.block_size()));
+        // Fits: it is at most max_sequence_len.
+        let row_len = u32::try_from(longest).unwrap_or(u32::MAX);
         let mut sequences = Vec::new();
         sequences.resize_with(num_places, Sequence::default);
         Ok(Self {
@@ -122,8 +126,8 @@ impl BlockManager {
             state: Mutex::new(State {
                 block_size,
                 sequences,
-                tables: BlockTables::new(num_places, config.max_blocks_per_sequence() as usize),
-                tokens: TokenRows::new(num_places, config.max_sequence_len(), block_size),
+                tables: BlockTables::new(num_places, block_size.blocks_for(row_len) as usize),
+                tokens: TokenRows::new(num_places, row_len, block_size),
                 pending: vec![None; num_places],
                 free_places: (0..max_sequences).rev().collect(),
                 holds: Holds::default(),
@@ -136,8 +140,7 @@ impl BlockManager {
                 blocks: Vec::new(),
             }),
             block_size,
-            longest: u64::from(config.max_sequence_len())
-                .min(u64::from(config.num_blocks()) * u64::from(config.block_size())),
+            longest,
             config,
         })
     }

@@ -4,8 +4,8 @@
 //! step finds a row by arithmetic. The tables only say where tokens lie; who holds a block is counted by the
 //! [pool](crate::BlockPool), so every change here is paired with a retain or a release there, by the manager.
 //!
-//! The array is made at its largest size, `max_sequences * max_blocks_per_sequence` cells of 4 bytes. Cells that no sequence has
-//! reached are never touched, so the system gives them no memory.
+//! The array is made at its largest size: `max_sequences` rows of 4 bytes per block that a sequence may get. Cells that no
+//! sequence has reached are never touched, so the system gives them no memory.
 
 use crate::BlockId;
 

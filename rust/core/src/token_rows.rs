@@ -12,22 +12,22 @@ pub(crate) struct TokenRows {
     rows: Vec<Box<[i32]>>,
     tails: Vec<i32>,
     block_size: BlockSize,
-    max_sequence_len: usize,
+    row_len: usize,
 }
 
 impl TokenRows {
-    pub(crate) fn new(num_rows: usize, max_sequence_len: u32, block_size: BlockSize) -> Self {
+    pub(crate) fn new(num_rows: usize, row_len: u32, block_size: BlockSize) -> Self {
         Self {
             rows: vec![Box::default(); num_rows],
             tails: vec![0; num_rows * block_size.tokens() as usize],
             block_size,
-            max_sequence_len: max_sequence_len as usize,
+            row_len: row_len as usize,
         }
     }
 
     pub(crate) fn open(&mut self, place: usize) {
         if self.rows[place].is_empty() {
-            self.rows[place] = vec![0; self.max_sequence_len].into_boxed_slice();
+            self.rows[place] = vec![0; self.row_len].into_boxed_slice();
         }
     }
 

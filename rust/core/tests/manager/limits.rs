@@ -218,7 +218,9 @@ fn negative_tokens_are_refused() {
 
 #[test]
 fn a_long_limit_costs_no_memory_that_the_pool_cannot_fill() {
-    let config = Config::new(4, 1, 2, i32::MAX.cast_unsigned()).expect("sizes in range");
+    // Rows of that length for every sequence would be more than most machines have, and abort the process.
+    let longest = i32::MAX.cast_unsigned();
+    let config = Config::new(4, 1, 4096, longest).expect("sizes in range");
     let manager = BlockManager::new(config).expect("a valid configuration");
     let mut locked = manager.lock().expect("no call has panicked");
     locked.admit(&[1, 2], None).expect("room");
