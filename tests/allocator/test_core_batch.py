@@ -105,8 +105,9 @@ def test_arrays_that_touch_are_bound() -> None:
 
 def test_bound_arrays_cannot_be_moved() -> None:
     batch = BlockManager(32, 4).bind_batch(max_batch_tokens=10)
-    with pytest.raises(ValueError, match="resize"):
-        batch.buffers.slot_mapping.resize(1 << 20)
+    for refcheck in (True, False):
+        with pytest.raises(ValueError, match="resize"):
+            batch.buffers.slot_mapping.resize(1 << 20, refcheck=refcheck)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [0, -1, 2**31, 2**32, 2**63])

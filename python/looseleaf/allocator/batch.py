@@ -169,7 +169,8 @@ def _backend(
     if backend == "numpy":
         if pin_memory:
             raise InvalidArgument('pin_memory is True with backend "numpy", it needs backend "torch"')
-        return np.empty, lambda array: array
+        # Views: an array that owns its memory could be made to move it, by resize(refcheck=False).
+        return lambda shape, dtype: np.empty(shape, dtype)[:], lambda array: array
     if backend == "torch":
         # By name: this package must import without torch, and only callers who have torch come here.
         torch = importlib.import_module("torch")
