@@ -13,6 +13,7 @@ mod graveyard;
 mod holds;
 mod ids;
 mod manager;
+mod places;
 mod pool;
 mod sequence;
 mod stats;
