@@ -15,6 +15,7 @@ mod ids;
 mod manager;
 mod places;
 mod pool;
+pub mod prefix;
 mod sequence;
 mod stats;
 mod step;
