@@ -40,8 +40,8 @@ race: ## the race target under the thread sanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 		cargo test -p looseleaf-core --test race --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan
 
-soak: ## a million random operations against the oracle; not part of test
-	cargo test -p looseleaf-core --release --test manager -- --ignored
+soak: ## a million random operations against each oracle; not part of test
+	cargo test -p looseleaf-core --release --lib --test manager -- --ignored
 
 # The stub needs none of torch's types; following its imports takes a minute.
 define STUBTEST_CONFIG

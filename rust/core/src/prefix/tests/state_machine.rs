@@ -70,7 +70,7 @@ fn the_tree_finds_what_was_published() {
     run(Config::default());
 }
 
-/// About 1e6 operations: `cargo test --release -p looseleaf-core --lib prefix -- --ignored`.
+/// About 1e6 operations: `make soak`.
 #[test]
 #[ignore = "several seconds, in a release build"]
 fn the_tree_finds_what_was_published_after_a_million_operations() {
