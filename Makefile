@@ -40,8 +40,9 @@ race: ## the race target under the thread sanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 		cargo test -p looseleaf-core --test race --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan
 
-soak: ## a million random operations against each oracle; not part of test
+soak: ## a million random operations and more against each oracle; not part of test
 	cargo test -p looseleaf-core --release --lib --test manager -- --ignored
+	LOOSELEAF_OPERATIONS=10000000 cargo test -p looseleaf-core --release --test prefix_oracle --test prefix_content
 
 # The stub needs none of torch's types; following its imports takes a minute.
 define STUBTEST_CONFIG

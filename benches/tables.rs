@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use looseleaf_core::{BatchBuffers, BatchShape, BatchState, BlockManager, Config, Counts, Reserve};
+use looseleaf_core::{
+    Admit, BatchBuffers, BatchShape, BatchState, BlockManager, Config, Counts, Reserve,
+};
 
 const BLOCK_SIZE: u32 = 16;
 const PROMPT_LEN: u32 = 1_000;
@@ -85,7 +87,7 @@ impl Engine {
         for index in 0..num_sequences {
             let prompt = vec![1; (PROMPT_LEN + index % BLOCK_SIZE) as usize];
             let handle = locked
-                .admit(&prompt, None)
+                .admit(&Admit::new(&prompt))
                 .expect("enough blocks")
                 .id
                 .to_handle();
@@ -257,7 +259,7 @@ fn admission(criterion: &mut Criterion) {
                 |()| {
                     let mut locked = manager.lock().expect("not poisoned");
                     let admission = locked
-                        .admit(black_box(&prompt), None)
+                        .admit(&Admit::new(black_box(&prompt)))
                         .expect("enough blocks");
                     locked.release(&[admission.id.to_handle()]).expect("alive");
                 },

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from looseleaf import errors
 from looseleaf._core import __version__
-from looseleaf.allocator import Batch, BlockManager, Lookup, Sequence, Stats
+from looseleaf.allocator import Batch, BlockManager, Invalidated, Lookup, Namespace, Sequence, Stats
 from looseleaf.errors import LooseleafError, NeverFits, OutOfBlocks, StaleSequence
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ __all__ = [
     "Batch",
     "BlockManager",
     "Engine",
+    "Invalidated",
     "Lookup",
     "LooseleafError",
+    "Namespace",
     "NeverFits",
     "OutOfBlocks",
     "PagedKVCache",

@@ -236,7 +236,7 @@ def test_a_released_handle_is_stale_and_may_be_released_again(manager: BlockMana
             call()
         assert stale.value.handle == handle
     assert (sequence.handle, sequence.num_cached_tokens) == (handle, 0)
-    assert manager.stats().num_free == 16
+    assert manager.stats().num_available == 16
 
 
 def test_a_sequence_that_stands_twice_is_refused(manager: BlockManager, sequence: Sequence) -> None:
@@ -307,7 +307,7 @@ def test_numbers_of_another_type_are_refused(manager: BlockManager, sequence: Se
         ("max_sequences", lambda: BlockManager(8, max_sequences=number)),
         ("max_sequence_len", lambda: BlockManager(8, max_sequence_len=number)),
         ("max_batch_tokens", lambda: manager.bind_batch(max_batch_tokens=number)),
-        ("num_tokens", lambda: manager.can_admit(number)),
+        ("tokens", lambda: manager.can_admit(number)),
         ("reserve", lambda: manager.admit([1], reserve=number)),
         ("num_new", lambda: manager.reserve([sequence], number)),
         ("lookahead", lambda: manager.reserve([sequence], lookahead=number)),

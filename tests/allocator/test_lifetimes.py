@@ -58,16 +58,16 @@ class Meddler(Cycle):
 
 def test_a_collected_sequence_gives_its_blocks_back(manager: BlockManager) -> None:
     sequence = manager.admit(TOKENS)
-    assert manager.stats().num_free == 61
+    assert manager.stats().num_available == 61
     del sequence
-    assert (manager.stats().num_free, manager.stats().num_sequences) == (64, 0)
+    assert (manager.stats().num_available, manager.stats().num_sequences) == (64, 0)
     manager.validate()
 
 
 def test_a_sequence_that_is_not_kept_is_gone_at_once(manager: BlockManager) -> None:
     for _ in range(40):
         manager.admit(TOKENS)
-    assert manager.stats().num_free == 64
+    assert manager.stats().num_available == 64
     assert manager.stats().peak_in_use == 3
 
 
@@ -109,7 +109,7 @@ def test_a_sequence_may_die_in_another_thread(manager: BlockManager) -> None:
     thread = threading.Thread(target=sequences.clear)
     thread.start()
     thread.join()
-    assert manager.stats().num_free == 64
+    assert manager.stats().num_available == 64
     manager.validate()
 
 
@@ -128,7 +128,7 @@ def test_sequences_may_die_in_the_middle_of_any_call(manager: BlockManager) -> N
         manager.validate()
         sequence.release()
     gc.collect()
-    assert (manager.stats().num_free, manager.stats().num_sequences) == (64, 0)
+    assert (manager.stats().num_available, manager.stats().num_sequences) == (64, 0)
 
 
 @pytest.mark.usefixtures("eager_collector")
@@ -203,7 +203,7 @@ def test_two_threads_share_a_manager() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert (manager.stats().num_free, manager.stats().num_sequences) == (256, 0)
+    assert (manager.stats().num_available, manager.stats().num_sequences) == (256, 0)
     assert manager.stats().num_copies == 2 * 150 * 4
     manager.validate()
 

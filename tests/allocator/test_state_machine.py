@@ -45,6 +45,7 @@ class Manager(RuleBasedStateMachine):
             self.block_size,
             max_sequences=self.max_sequences,
             max_sequence_len=self.max_sequence_len,
+            prefix_caching=False,
         )
         self.batches = [self.manager.bind_batch(max_batch_tokens=64) for _ in range(2)]
         self.memory = np.zeros((self.num_blocks + 1) * self.block_size, dtype=np.int64)
@@ -195,7 +196,7 @@ class Manager(RuleBasedStateMachine):
         in_use = {block for model in self.models for block in model.sequence.blocks}
         assert len(in_use) <= stats.num_in_use
         assert stats.num_in_use <= len(in_use) + len(self.models), "a copy holds one block more"
-        assert stats.num_free + stats.num_in_use == stats.num_blocks
+        assert stats.num_available + stats.num_in_use == stats.num_blocks
 
     def teardown(self) -> None:
         if hasattr(self, "manager"):
@@ -227,7 +228,7 @@ class Manager(RuleBasedStateMachine):
             assert refusal.requested > refusal.free == self.num_free()
 
     def num_free(self) -> int:
-        return self.manager.stats().num_free
+        return self.manager.stats().num_available
 
     def handles(self, models: list[Model]) -> Any:  # noqa: ANN401 - an int64 array
         return np.array([model.sequence.handle for model in models], dtype=np.int64)

@@ -41,14 +41,14 @@ def test_an_appended_token_takes_a_block_only_where_one_begins(length: int, num_
     manager = BlockManager(8, 4)
     batch = manager.bind_batch(max_batch_tokens=16)
     sequence = prefill(manager, list(range(length)))
-    num_free = manager.stats().num_free
+    num_free = manager.stats().num_available
     append(manager, sequence, 100)
-    assert num_free - manager.stats().num_free == num_new_blocks
+    assert num_free - manager.stats().num_available == num_new_blocks
     assert batch.slot_mapping.tolist() == [sequence.blocks[length // 4] * 4 + length % 4]
 
 
 def test_a_refused_admission_changes_nothing() -> None:
-    manager = BlockManager(4, 4)
+    manager = BlockManager(4, 4, prefix_caching=False)
     alive = prefill(manager, list(range(8)))
     before = manager.stats()
     with pytest.raises(OutOfBlocks) as refused:
@@ -77,7 +77,7 @@ def test_fork_then_write_copies_one_block() -> None:
     assert parent.blocks == shared
     assert (manager.stats().num_in_use, manager.stats().num_copies) == (3, 1)
     manager.release([parent, child])
-    assert manager.stats().num_free == 8
+    assert manager.stats().num_available == 8
 
 
 def test_a_write_after_a_full_block_copies_nothing() -> None:
@@ -148,7 +148,7 @@ def test_truncate_gives_back_blocks_and_draft_tokens() -> None:
     sequence.truncate(5)
     assert (sequence.num_tokens, sequence.num_reserved, sequence.num_computed) == (5, 5, 5)
     sequence.truncate(0)
-    assert (sequence.blocks, manager.stats().num_free) == ([], 8)
+    assert (sequence.blocks, manager.stats().num_available) == ([], 8)
     with pytest.raises(InvalidArgument, match="length is 1, the sequence has 0 tokens"):
         sequence.truncate(1)
 
@@ -195,11 +195,11 @@ def test_interleaved_sequences_leak_nothing() -> None:
     assert manager.stats().num_copies > 0
     sequences.clear()
     running.clear()
-    assert (manager.stats().num_free, manager.stats().num_sequences) == (64, 0)
+    assert (manager.stats().num_available, manager.stats().num_sequences) == (64, 0)
     manager.validate()
 
 
 def test_a_lookup_finds_nothing_while_prefixes_are_not_cached() -> None:
-    manager = BlockManager(8, 4)
+    manager = BlockManager(8, 4, prefix_caching=False)
     prefill(manager, list(range(8)))
     assert manager.lookup(list(range(9))) == (0, "disabled")

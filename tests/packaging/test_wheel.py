@@ -24,7 +24,7 @@ IMPORT = """
 import sys
 import looseleaf
 manager = looseleaf.BlockManager(num_blocks=4)
-assert manager.stats().num_free == 4
+assert manager.stats().num_available == 4
 heavy = sorted({"torch", "transformers", "typer", "rich"} & set(sys.modules))
 assert not heavy, heavy
 print(looseleaf.__file__)

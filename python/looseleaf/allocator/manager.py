@@ -10,6 +10,7 @@ import numpy as np
 from looseleaf import _core
 from looseleaf._core import Stats
 from looseleaf.allocator.batch import Batch
+from looseleaf.allocator.namespace import Namespace
 from looseleaf.allocator.sequence import Sequence
 from looseleaf.errors import InvalidType, UnknownSequence
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Integers: TypeAlias = PySequence[int] | NDArray[np.int64] | NDArray[np.int32]
     Sequences: TypeAlias = PySequence[Sequence] | NDArray[np.int64]
 
-__all__ = ["BlockManager", "Lookup", "Stats"]
+__all__ = ["BlockManager", "Invalidated", "Lookup", "Stats"]
 
 
 class Lookup(NamedTuple):
@@ -30,11 +31,24 @@ class Lookup(NamedTuple):
 
     Attributes:
         num_tokens: tokens that need no computing.
-        reason: why no more; "disabled" while prefixes are not cached.
+        reason: why no more: "capped" (one token is left to compute, and only whole blocks are shared), "no entry" (the
+            next block is not cached), "namespace" (nothing is cached in it), "disabled".
     """
 
     num_tokens: int
     reason: str
+
+
+class Invalidated(NamedTuple):
+    """What an invalidation did.
+
+    Attributes:
+        num_dropped: blocks whose content nobody can find any more.
+        num_held: of these, blocks that sequences still hold; their data is untouched, and they are free once let go.
+    """
+
+    num_dropped: int
+    num_held: int
 
 
 class BlockManager:
@@ -60,8 +74,8 @@ class BlockManager:
         >>> batch.slot_mapping.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
         ([9], [16], [5])
         >>> seq.release()
-        >>> manager.stats().num_free
-        8
+        >>> manager.stats().num_available, manager.lookup([11, 12, 13, 14, 15])
+        (8, Lookup(num_tokens=4, reason='capped'))
     """
 
     __slots__ = ("__weakref__", "_batch", "_core")
@@ -73,6 +87,7 @@ class BlockManager:
         *,
         max_sequences: int = 256,
         max_sequence_len: int = 8192,
+        prefix_caching: bool = True,
     ) -> None:
         """Make a pool of free blocks.
 
@@ -81,11 +96,13 @@ class BlockManager:
             block_size: tokens per block.
             max_sequences: sequences that can be alive at once; rows of a batch.
             max_sequence_len: tokens that a sequence may hold.
+            prefix_caching: keep computed blocks after their last holder, for prompts that begin alike, until an
+                allocation needs them.
 
         Raises:
             InvalidArgument: one of them is out of range.
         """
-        self._core = _core.BlockManager(num_blocks, block_size, max_sequences, max_sequence_len)
+        self._core = _core.BlockManager(num_blocks, block_size, max_sequences, max_sequence_len, prefix_caching)
         self._batch: Batch[Any] | None = None
 
     @property
@@ -146,14 +163,23 @@ class BlockManager:
             self._batch = batch
         return batch
 
-    def admit(self, tokens: Integers, *, reserve: int | None = None) -> Sequence:
-        """Begin a sequence with the tokens of its prompt and allocate blocks for them.
+    def admit(
+        self,
+        tokens: Integers,
+        *,
+        reserve: int | None = None,
+        namespace: Namespace | None = None,
+        cache: bool = True,
+    ) -> Sequence:
+        """Begin a sequence: adopt the longest cached prefix of its prompt, allocate blocks for the rest.
 
         Args:
             tokens: token ids of the whole prompt: ints, or an int32 or int64 array [num_tokens]; at least one, none
                 negative.
             reserve: allocate blocks for so many tokens instead, such as the first chunk or the expected final length.
                 Blocks past what a step reserves are capacity, no more.
+            namespace: whose cached blocks may be shared; None: the namespace without parts.
+            cache: take part in the prefix cache; False: neither adopt nor publish, forks included.
 
         Returns:
             The sequence. It lives until it is released or collected.
@@ -164,23 +190,61 @@ class BlockManager:
             TooManySequences: `max_sequences` are alive.
             EmptyPrompt, SequenceTooLong, InvalidArgument, InvalidType: `tokens` or `reserve` cannot be.
         """
-        return Sequence(self._core.admit(tokens, reserve), self._core)
+        return Sequence(self._core.admit(tokens, reserve, _key(namespace), cache), self._core)
 
-    def can_admit(self, num_tokens: int) -> bool:
-        """Whether an `admit` of so many tokens would succeed if it came next.
+    def can_admit(
+        self,
+        prompt: int | Integers,
+        *,
+        reserve: int | None = None,
+        namespace: Namespace | None = None,
+        cache: bool = True,
+    ) -> bool:
+        """Whether an `admit` would succeed if it came next.
 
         Args:
-            num_tokens: tokens that it would allocate blocks for.
+            prompt: number of tokens, none of them cached; or the token ids of the prompt, as for `admit`.
+            reserve: as for `admit`, with a prompt.
+            namespace: as for `admit`, with a prompt.
+            cache: as for `admit`, with a prompt.
         """
-        return self._core.can_admit(num_tokens)
+        if isinstance(prompt, Iterable):
+            return self._core.can_admit_prompt(prompt, reserve, _key(namespace), cache)
+        return self._core.can_admit(prompt)
 
-    def lookup(self, tokens: Integers) -> Lookup:
+    def lookup(self, tokens: Integers, *, namespace: Namespace | None = None) -> Lookup:
         """How many tokens of a prompt are in the cache, and why no more. Adopts nothing.
 
         Args:
             tokens: token ids of the whole prompt, as for `admit`.
+            namespace: as for `admit`.
         """
-        return Lookup(*self._core.lookup(tokens))
+        return Lookup(*self._core.lookup(tokens, _key(namespace)))
+
+    def invalidate(self, namespace: Namespace | None = None) -> Invalidated:
+        """Drop all cached content of a namespace, after its weights or adapter changed. No admission finds it any more.
+
+        Sequences that live go on with their blocks; what they compute from now on is not published.
+
+        Args:
+            namespace: None: the namespace without parts.
+        """
+        return Invalidated(*self._core.invalidate(_key(namespace)))
+
+    def reset(self) -> Invalidated:
+        """Drop all cached content of all namespaces, as `invalidate` does."""
+        return Invalidated(*self._core.reset())
+
+    def evict(self, num_blocks: int) -> int:
+        """Drop the content of the least recently used cached blocks without holders; they are free afterwards.
+
+        Args:
+            num_blocks: blocks to evict at most.
+
+        Returns:
+            Number of blocks evicted.
+        """
+        return self._core.evict(num_blocks)
 
     def reserve(
         self,
@@ -244,16 +308,17 @@ class BlockManager:
         """
         self._core.commit(self._handles(sequences), num_computed, tokens)
 
-    def release(self, sequences: Sequences) -> None:
+    def release(self, sequences: Sequences, *, cache: bool = True) -> None:
         """End sequences and give up their blocks. One that was released already is passed over.
 
         Args:
             sequences: int64 array of handles, or `Sequence` objects.
+            cache: keep what they have added to the prefix cache; False drops what nobody else holds of it.
 
         Raises:
             UnknownSequence, DuplicateSequence: a handle cannot be.
         """
-        self._core.release(self._handles(sequences))
+        self._core.release(self._handles(sequences), cache)
 
     def stats(self) -> Stats:
         """Counters and gauges, a snapshot.
@@ -261,7 +326,8 @@ class BlockManager:
         Returns:
             num_blocks; num_free (on the free stack); num_idle (cached, without holders); num_available (free + idle:
             what an admission can get); num_in_use; peak_in_use; num_sequences alive; and since the beginning
-            num_allocated and num_released blocks and num_copies (copy-on-write).
+            num_allocated and num_released blocks, num_copies (copy-on-write), num_evicted blocks, and num_hit_tokens
+            found in the cache of num_looked_up tokens of admitted prompts.
         """
         return self._core.stats()
 
@@ -293,6 +359,14 @@ class BlockManager:
                 raise UnknownSequence(sequence.handle)
             handles.append(sequence.handle)
         return handles
+
+
+def _key(namespace: Namespace | None) -> _core.Namespace | None:
+    if namespace is None:
+        return None
+    if not isinstance(namespace, Namespace):
+        raise InvalidType(f"namespace has type {type(namespace).__name__}, must be a Namespace")
+    return namespace._core  # noqa: SLF001 - one class in two files
 
 
 _ALLOWED = "must be an int64 array of handles or a list of Sequence"

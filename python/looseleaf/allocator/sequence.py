@@ -91,9 +91,13 @@ class Sequence:
         """
         self._core.truncate(length)
 
-    def release(self) -> None:
-        """End the sequence and give up its blocks. Again: does nothing."""
-        self._core.release()
+    def release(self, *, cache: bool = True) -> None:
+        """End the sequence and give up its blocks. Again: does nothing.
+
+        Args:
+            cache: keep what it has added to the prefix cache; False drops what nobody else holds of it.
+        """
+        self._core.release(cache)
 
     def __enter__(self) -> Self:
         return self

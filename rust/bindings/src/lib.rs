@@ -10,6 +10,7 @@ mod batch;
 mod buffer;
 mod error;
 mod manager;
+mod namespace;
 mod sequence;
 mod stats;
 
@@ -20,6 +21,8 @@ mod _core {
     use crate::batch::Batch;
     #[pymodule_export]
     use crate::manager::BlockManager;
+    #[pymodule_export]
+    use crate::namespace::Namespace;
     #[pymodule_export]
     use crate::sequence::Sequence;
     #[pymodule_export]

@@ -1,13 +1,15 @@
 //! The block manager.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use looseleaf_core::{BlockManager as CoreManager, Config, Locked, Reserve};
+use looseleaf_core::{Admit, BlockManager as CoreManager, Config, Locked, Reserve};
 use pyo3::prelude::*;
 
 use crate::arguments::{OwnedCounts, count, handles, optional_tokens, size, tokens};
 use crate::batch::Batch;
 use crate::error::to_python;
+use crate::namespace::Namespace;
 use crate::sequence::Sequence;
 use crate::stats::Stats;
 
@@ -36,11 +38,13 @@ impl BlockManager {
 #[pymethods]
 impl BlockManager {
     #[new]
+    #[pyo3(signature = (num_blocks, block_size, max_sequences, max_sequence_len, prefix_caching=true))]
     fn new(
         num_blocks: &Bound<'_, PyAny>,
         block_size: &Bound<'_, PyAny>,
         max_sequences: &Bound<'_, PyAny>,
         max_sequence_len: &Bound<'_, PyAny>,
+        prefix_caching: bool,
     ) -> PyResult<Self> {
         const LARGEST: u32 = i32::MAX.cast_unsigned();
         let config = Config::new(
@@ -49,6 +53,15 @@ impl BlockManager {
             size(max_sequences, "max_sequences", 1..=LARGEST)?,
             size(max_sequence_len, "max_sequence_len", 1..=LARGEST)?,
         );
+        // A seed that strangers cannot know: it only decides how long a search takes.
+        let seed = RandomState::new().hash_one(0_u64);
+        let config = config.map(|config| {
+            if prefix_caching {
+                config.with_prefix_cache(seed)
+            } else {
+                config
+            }
+        });
         let core = config.and_then(CoreManager::new).map_err(to_python)?;
         Ok(Self {
             core: Arc::new(core),
@@ -80,20 +93,25 @@ impl BlockManager {
         self.core.config().max_blocks_per_sequence()
     }
 
-    #[pyo3(signature = (tokens, reserve=None))]
+    #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true))]
     fn admit(
         &self,
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
         reserve: Option<&Bound<'_, PyAny>>,
+        namespace: Option<&Bound<'_, Namespace>>,
+        cache: bool,
     ) -> PyResult<Sequence> {
         let tokens = self::tokens(tokens)?;
         let reserve = reserve
             .map(|reserve| count(reserve, "reserve"))
             .transpose()?;
-        let admission = locked(py, &self.core)?
-            .admit(&tokens, reserve)
-            .map_err(to_python)?;
+        let request = Admit {
+            reserve,
+            cache,
+            ..prompt(&tokens, namespace)
+        };
+        let admission = locked(py, &self.core)?.admit(&request).map_err(to_python)?;
         Ok(Sequence::new(Arc::clone(&self.core), admission))
     }
 
@@ -104,9 +122,39 @@ impl BlockManager {
             .map_err(to_python)
     }
 
-    fn lookup(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<(u32, &'static str)> {
+    #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true))]
+    fn can_admit_prompt(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        reserve: Option<&Bound<'_, PyAny>>,
+        namespace: Option<&Bound<'_, Namespace>>,
+        cache: bool,
+    ) -> PyResult<bool> {
         let tokens = self::tokens(tokens)?;
-        let (num_tokens, reason) = locked(py, &self.core)?.lookup(&tokens);
+        let reserve = reserve
+            .map(|reserve| count(reserve, "reserve"))
+            .transpose()?;
+        let request = Admit {
+            reserve,
+            cache,
+            ..prompt(&tokens, namespace)
+        };
+        locked(py, &self.core)?
+            .can_admit_prompt(&request)
+            .map_err(to_python)
+    }
+
+    #[pyo3(signature = (tokens, namespace=None))]
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        namespace: Option<&Bound<'_, Namespace>>,
+    ) -> PyResult<(u32, &'static str)> {
+        let tokens = self::tokens(tokens)?;
+        let found = locked(py, &self.core)?.lookup(&prompt(&tokens, namespace));
+        let (num_tokens, reason) = found.map_err(to_python)?;
         Ok((num_tokens, reason.as_str()))
     }
 
@@ -157,9 +205,37 @@ impl BlockManager {
             .map_err(to_python)
     }
 
-    fn release(&self, py: Python<'_>, sequences: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (sequences, cache=true))]
+    fn release(&self, py: Python<'_>, sequences: &Bound<'_, PyAny>, cache: bool) -> PyResult<()> {
         let handles = handles(sequences)?;
-        locked(py, &self.core)?.release(&handles).map_err(to_python)
+        locked(py, &self.core)?
+            .release_with(&handles, cache)
+            .map_err(to_python)
+    }
+
+    /// (dropped, still held)
+    #[pyo3(signature = (namespace=None))]
+    fn invalidate(
+        &self,
+        py: Python<'_>,
+        namespace: Option<&Bound<'_, Namespace>>,
+    ) -> PyResult<(u32, u32)> {
+        let namespace = prompt(&[], namespace).namespace;
+        let invalidated = locked(py, &self.core)?
+            .invalidate(namespace)
+            .map_err(to_python)?;
+        Ok((invalidated.num_dropped, invalidated.num_held))
+    }
+
+    /// (dropped, still held)
+    fn reset(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+        let invalidated = locked(py, &self.core)?.reset().map_err(to_python)?;
+        Ok((invalidated.num_dropped, invalidated.num_held))
+    }
+
+    fn evict(&self, py: Python<'_>, num_blocks: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let num_blocks = count(num_blocks, "num_blocks")?;
+        locked(py, &self.core)?.evict(num_blocks).map_err(to_python)
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
@@ -168,5 +244,14 @@ impl BlockManager {
 
     fn validate(&self, py: Python<'_>) -> PyResult<()> {
         locked(py, &self.core)?.validate().map_err(to_python)
+    }
+}
+
+/// A prompt in a namespace, by default the one without parts.
+fn prompt<'a>(tokens: &'a [i32], namespace: Option<&'a Bound<'_, Namespace>>) -> Admit<'a> {
+    let plain = Admit::new(tokens);
+    Admit {
+        namespace: namespace.map_or(plain.namespace, |namespace| namespace.get().as_bytes()),
+        ..plain
     }
 }

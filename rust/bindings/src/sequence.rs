@@ -74,9 +74,10 @@ impl Sequence {
             .map_err(to_python)
     }
 
-    fn release(&self, py: Python<'_>) -> PyResult<()> {
+    #[pyo3(signature = (cache=true))]
+    fn release(&self, py: Python<'_>, cache: bool) -> PyResult<()> {
         locked(py, &self.manager)?
-            .release(&[self.handle()])
+            .release_with(&[self.handle()], cache)
             .map_err(to_python)
     }
 }

@@ -17,6 +17,9 @@ pub(crate) struct Stats {
     num_allocated: u64,
     num_released: u64,
     num_copies: u64,
+    num_evicted: u64,
+    num_hit_tokens: u64,
+    num_looked_up: u64,
 }
 
 impl Stats {
@@ -25,14 +28,17 @@ impl Stats {
         Self {
             num_blocks: pool.num_blocks,
             num_free: pool.num_free,
-            num_idle: 0, // without a prefix cache no block is kept after its last holder
-            num_available: pool.num_free,
-            num_in_use: pool.num_blocks - pool.num_free,
+            num_idle: stats.num_idle,
+            num_available: pool.num_free + stats.num_idle,
+            num_in_use: pool.num_blocks - pool.num_free - stats.num_idle,
             peak_in_use: pool.peak_in_use,
             num_sequences: stats.num_sequences,
             num_allocated: pool.num_allocated,
             num_released: pool.num_released,
             num_copies: stats.num_copies,
+            num_evicted: stats.num_evicted,
+            num_hit_tokens: stats.num_hit_tokens,
+            num_looked_up: stats.num_looked_up,
         }
     }
 }
@@ -42,7 +48,8 @@ impl Stats {
     fn __repr__(&self) -> String {
         format!(
             "Stats(num_blocks={}, num_free={}, num_idle={}, num_available={}, num_in_use={}, peak_in_use={}, num_sequences={}, \
-             num_allocated={}, num_released={}, num_copies={})",
+             num_allocated={}, num_released={}, num_copies={}, \
+             num_evicted={}, num_hit_tokens={}, num_looked_up={})",
             self.num_blocks,
             self.num_free,
             self.num_idle,
@@ -52,7 +59,10 @@ impl Stats {
             self.num_sequences,
             self.num_allocated,
             self.num_released,
-            self.num_copies
+            self.num_copies,
+            self.num_evicted,
+            self.num_hit_tokens,
+            self.num_looked_up
         )
     }
 }

@@ -25,10 +25,6 @@
 //! | queued | PUBLISHED, QUEUED | inbox; the count may be above 0 again |
 //! | idle | count 0, PUBLISHED, not QUEUED | idle list and tree |
 //!
-//! The prefix tree, the inbox and the idle list are not built yet; until they are, a block is free or private, and both flags
-//! stay clear. The word has room for them and [`Released`] has room for their duties, so that they add transitions and leave
-//! these states as they are.
-//!
 //! Between two places a block is in the hands of one thread: popped and not yet claimed, or released to 0 and not yet pushed.
 //! Its count is then 0, and nobody else may change its word.
 //!
@@ -38,15 +34,26 @@
 //! |---|---|---|---|
 //! | [`claim`](BlockWord::claim) | free, popped by the caller | count 1, generation + 1 | any thread |
 //! | [`retain`](BlockWord::retain) | count ≥ 1 | count + 1 | any thread that holds a reference |
-//! | [`release`](BlockWord::release) | count ≥ 1 | count − 1 | any thread that holds a reference |
-//! | [`restore`](BlockWord::restore) | count 0, brought there by the caller | count 1 | the same thread |
+//! | [`release`](BlockWord::release) | count ≥ 1 | count − 1; with the last holder of a published block QUEUED | any thread that holds a reference |
+//! | [`restore`](BlockWord::restore) | just released by the caller | count + 1 | the same thread |
+//! | [`release_locked`](BlockWord::release_locked) | count ≥ 1 | count − 1; never QUEUED | the mutex, with a reference |
+//! | [`hit`](BlockWord::hit) | PUBLISHED | count + 1 | the mutex; an idle block needs its credit |
+//! | [`publish`](BlockWord::publish) | count ≥ 1 | PUBLISHED | the mutex, with a reference |
+//! | [`unpublish`](BlockWord::unpublish) | PUBLISHED | not PUBLISHED | the mutex |
+//! | [`drain`](BlockWord::drain) | QUEUED | not QUEUED | the mutex, who took it from the inbox |
+//! | [`evict`](BlockWord::evict) | idle | count 1, not PUBLISHED, generation + 1 | the mutex, with a credit |
 //!
 //! # Rules
 //!
 //! 1. The release that takes the count to 0 decides in the same compare-exchange where the block goes, and the answer is the
 //!    duty of that one thread. Two steps (count down, then look at the flags) let two threads enqueue the block, or none.
 //! 2. Every transition is one compare-exchange on the word, so the transitions of a block have one order.
-//! 3. Count 0 is left only by the thread that owns the block. A retain of a block with count 0 fails: the id is stale.
+//! 3. Count 0 is left only by the thread that owns the block, or under the mutex where the block is published. A retain of a block
+//!    with count 0 fails: the id is stale.
+//! 4. QUEUED is one duty at a time: whoever sets it pushes the block to the inbox, once; nobody else touches the block's place
+//!    until the drain has cleared it. So a block that is hit and released again while it waits is not pushed twice.
+//! 5. An idle block becomes anything else under the mutex only. A block that is held, or queued, does not become idle while
+//!    somebody holds the mutex. So a look at the words under the mutex stays true until its owner acts on it.
 //!
 //! # Orderings
 //!
@@ -97,12 +104,17 @@ impl Snapshot {
         self.0 & (COUNT_MASK | PUBLISHED | QUEUED) == 0
     }
 
+    /// Whether the block stands in the idle list.
+    pub(crate) fn is_idle(self) -> bool {
+        self.0 & (COUNT_MASK | PUBLISHED | QUEUED) == PUBLISHED
+    }
+
     fn with_one_holder_more(self) -> Self {
         Self(self.0 + 1)
     }
 
     fn with_one_holder_less(self) -> Self {
-        Self(self.0 - 1)
+        Self(self.0.wrapping_sub(1)) // not used where the count is 0
     }
 
     fn with_next_generation(self) -> Self {
@@ -150,8 +162,6 @@ pub(crate) enum Retained {
 }
 
 /// Answer of [`BlockWord::release`]: what the caller must do next.
-///
-/// The prefix tree will add that a published block goes to the inbox, and that a queued one is somebody else's duty.
 #[must_use]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
@@ -159,8 +169,48 @@ pub(crate) enum Released {
     StillHeld,
     /// The caller owns the block and must push it to the free stack.
     PushToStack,
+    /// The caller has set QUEUED and must push the block to the inbox.
+    PushToInbox,
     /// Nobody held the block: nothing was changed.
     NotHeld,
+}
+
+/// Answer of [`BlockWord::release_locked`] and of [`BlockWord::drain`]: where the block is at home now.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// Somebody holds it, or it waits in the inbox: nothing.
+    Elsewhere,
+    /// Free: the caller must push it to the free stack and add a credit.
+    Free,
+    /// Idle: the caller must add it to the idle list and add a credit.
+    Idle,
+    /// It was not in the state that the transition starts from; nothing was changed.
+    Refused(Snapshot),
+}
+
+/// Answer of [`BlockWord::hit`].
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hit {
+    /// One holder more of a block that was held, or waits in the inbox.
+    Shared,
+    /// The block was idle: the caller must take it out of the idle list.
+    WasIdle,
+    /// Nothing was changed: not published, or the count is at its limit.
+    Refused(Snapshot),
+}
+
+/// Answer of [`BlockWord::unpublish`].
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    /// Others hold it or it waits in the inbox: it follows to the stack when they let go.
+    Held,
+    /// It was idle: the caller must move it from the idle list to the free stack. Its credit stays.
+    WasIdle,
+    /// It was not published.
+    Refused(Snapshot),
 }
 
 /// The word of one block.
@@ -206,26 +256,116 @@ impl BlockWord {
     /// One holder less, and who must do what if that was the last.
     pub(crate) fn release(&self) -> Released {
         // AcqRel: pairs with the releases of the other holders and with `snapshot`, see the module's text.
-        self.transition(Ordering::AcqRel, |now| match now.count() {
-            0 => (Released::NotHeld, None),
-            1 => (Released::PushToStack, Some(now.with_one_holder_less())),
-            _ => (Released::StillHeld, Some(now.with_one_holder_less())),
+        self.transition(Ordering::AcqRel, |now| {
+            let less = now.with_one_holder_less();
+            match now.count() {
+                0 => (Released::NotHeld, None),
+                1 if now.is_queued() => (Released::StillHeld, Some(less)),
+                1 if now.is_published() => (Released::PushToInbox, Some(Snapshot(less.0 | QUEUED))),
+                1 => (Released::PushToStack, Some(less)),
+                _ => (Released::StillHeld, Some(less)),
+            }
         })
     }
 
-    /// Takes back a release that answered [`Released::PushToStack`], before the push. Only for the thread that got the answer.
-    pub(crate) fn restore(&self) {
-        // Relaxed: the caller has owned the block all the time.
-        let was_owned = self.transition(Ordering::Relaxed, |now| {
-            (
-                now.count() == 0,
-                (now.count() == 0).then(|| now.with_one_holder_more()),
-            )
-        });
-        debug_assert!(
-            was_owned,
-            "somebody changed the word of a block that another thread owned"
-        );
+    /// One holder less, by who holds the mutex: a published block is idle at once, without the way through the inbox.
+    pub(crate) fn release_locked(&self) -> Settled {
+        // AcqRel: as for `release`.
+        self.transition(Ordering::AcqRel, |now| {
+            let less = now.with_one_holder_less();
+            match now.count() {
+                0 => (Settled::Refused(now), None),
+                1 if now.is_queued() => (Settled::Elsewhere, Some(less)),
+                1 if now.is_published() => (Settled::Idle, Some(less)),
+                1 => (Settled::Free, Some(less)),
+                _ => (Settled::Elsewhere, Some(less)),
+            }
+        })
+    }
+
+    /// One holder more of a published block.
+    pub(crate) fn hit(&self) -> Hit {
+        // Acquire: pairs with the Release half of `release`: what former holders did with the block comes before what the new
+        // one does. The mutex orders it against the publication.
+        self.transition(Ordering::Acquire, |now| {
+            if !now.is_published() || now.count() == Snapshot::MAX_COUNT {
+                (Hit::Refused(now), None)
+            } else if now.is_idle() {
+                (Hit::WasIdle, Some(now.with_one_holder_more()))
+            } else {
+                (Hit::Shared, Some(now.with_one_holder_more()))
+            }
+        })
+    }
+
+    /// Lets the prefix tree lead to the block; `false` if nobody holds it or it is published already.
+    #[must_use]
+    pub(crate) fn publish(&self) -> bool {
+        // Relaxed: only holders of the mutex follow the tree.
+        self.transition(Ordering::Relaxed, |now| {
+            let may = now.count() > 0 && !now.is_published();
+            (may, may.then_some(Snapshot(now.0 | PUBLISHED)))
+        })
+    }
+
+    /// Takes the block out of the tree's sight.
+    pub(crate) fn unpublish(&self) -> Unpublished {
+        // Acquire: an idle block goes on to the free stack, after all that its holders did (pairs with `release`).
+        self.transition(Ordering::Acquire, |now| {
+            let without = Snapshot(now.0 & !PUBLISHED);
+            if !now.is_published() {
+                (Unpublished::Refused(now), None)
+            } else if now.is_idle() {
+                (Unpublished::WasIdle, Some(without))
+            } else {
+                (Unpublished::Held, Some(without))
+            }
+        })
+    }
+
+    /// Settles a block that was taken from the inbox, by what its word says at that very moment.
+    pub(crate) fn drain(&self) -> Settled {
+        // Acquire: pairs with the Release half of `release`; a block without holders goes on to the stack or the idle list.
+        self.transition(Ordering::Acquire, |now| {
+            let without = Snapshot(now.0 & !QUEUED);
+            if !now.is_queued() {
+                (Settled::Refused(now), None)
+            } else if now.count() > 0 {
+                (Settled::Elsewhere, Some(without))
+            } else if now.is_published() {
+                (Settled::Idle, Some(without))
+            } else {
+                (Settled::Free, Some(without))
+            }
+        })
+    }
+
+    /// Idle → private, for who has taken its credit and will take it out of list and tree.
+    pub(crate) fn evict(&self) -> Claimed {
+        // Acquire: pairs with the Release half of `release`; the new owner writes after all former readers.
+        self.transition(Ordering::Acquire, |now| {
+            if now.is_idle() {
+                let without = Snapshot(now.0 & !PUBLISHED);
+                (
+                    Claimed::Done,
+                    Some(without.with_next_generation().with_one_holder_more()),
+                )
+            } else {
+                (Claimed::NotFree(now), None)
+            }
+        })
+    }
+
+    /// Takes back a release; `false` if the block went on meanwhile. `is_owned` says that the release answered
+    /// [`Released::PushToStack`] and the caller has not pushed the block. Of a queued block QUEUED stays, so that the push to the
+    /// inbox is still due.
+    #[must_use]
+    pub(crate) fn restore(&self, is_owned: bool) -> bool {
+        // Relaxed: the caller had a reference all the time.
+        self.transition(Ordering::Relaxed, |now| {
+            let may = now.count() > 0 || now.is_queued() || is_owned;
+            (may, may.then(|| now.with_one_holder_more()))
+        })
     }
 
     /// Applies one transition: the closure says what follows from the word as it is, and what to answer.
@@ -321,7 +461,7 @@ mod tests {
         assert_eq!(word.claim(), Claimed::Done);
         let held = word.snapshot();
         assert_eq!(word.release(), Released::PushToStack);
-        word.restore();
+        assert!(word.restore(true));
         assert_eq!(word.snapshot(), held);
     }
 }

@@ -23,6 +23,7 @@ pub struct Config {
     block_size: u32,
     max_sequences: u32,
     max_sequence_len: u32,
+    prefix_seed: Option<u64>,
 }
 
 impl Config {
@@ -53,7 +54,24 @@ impl Config {
             block_size,
             max_sequences,
             max_sequence_len,
+            prefix_seed: None,
         })
+    }
+
+    /// The same sizes, with a prefix cache. The seed changes how long a search takes, never what it finds; where prompts come
+    /// from strangers it should be a random number.
+    #[must_use]
+    pub const fn with_prefix_cache(self, seed: u64) -> Self {
+        Self {
+            prefix_seed: Some(seed),
+            ..self
+        }
+    }
+
+    /// The seed of the prefix cache; `None` without one.
+    #[must_use]
+    pub const fn prefix_seed(&self) -> Option<u64> {
+        self.prefix_seed
     }
 
     /// Usable blocks, the null block not counted.

@@ -7,10 +7,11 @@
 //! Floor: one line of sequence state read and written, 28 bytes of batch buffers written, 8 + 4 bytes of arguments read: about
 //! 3 ns a sequence on one core.
 
+use crate::Error;
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
-use crate::manager::{Locked, State};
+use crate::manager::Locked;
+use crate::state::State;
 use crate::step::find;
-use crate::{BlockId, Error};
 
 impl Locked<'_> {
     /// Takes a plain decode step; `None` if it is not one, with nothing changed but the marks of this call.
@@ -30,10 +31,7 @@ impl Locked<'_> {
             return None;
         }
         let num_blocks = self.plan_decode(handles)?;
-        let blocks = &mut self.state.blocks;
-        blocks.clear();
-        blocks.resize(num_blocks, BlockId::NULL);
-        if let Err(error) = self.pool.allocate(blocks) {
+        if let Err(error) = self.allocate(num_blocks) {
             return Some(Err(error));
         }
         self.state.apply_decode(handles, tokens, batch);
@@ -41,7 +39,7 @@ impl Locked<'_> {
     }
 
     /// Places and new blocks of a plain step.
-    fn plan_decode(&mut self, handles: &[i64]) -> Option<usize> {
+    fn plan_decode(&mut self, handles: &[i64]) -> Option<u64> {
         let State {
             sequences,
             places,
@@ -58,10 +56,10 @@ impl Locked<'_> {
             if !is_plain {
                 return None;
             }
-            num_blocks += usize::from(sequence.computed == sequence.capacity);
+            num_blocks += u64::from(sequence.computed == sequence.capacity);
             *slot = place;
         }
-        (num_blocks <= self.pool.num_blocks() as usize).then_some(num_blocks)
+        Some(num_blocks)
     }
 }
 

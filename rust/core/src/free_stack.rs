@@ -139,6 +139,33 @@ impl FreeStack {
         }
     }
 
+    /// Takes as many blocks off the top as there are, up to `out.len()`, topmost first, in one compare-exchange; returns how many.
+    pub(crate) fn pop_up_to(&self, out: &mut [BlockId]) -> usize {
+        // Acquire, AcqRel and Acquire: as in `pop`.
+        let mut head = self.head.0.load(Ordering::Acquire);
+        loop {
+            let mut cursor = self.layout.top(head);
+            let mut num_blocks = 0;
+            while num_blocks < out.len() && cursor != NIL {
+                out[num_blocks] = cursor;
+                num_blocks += 1;
+                cursor = self.below(cursor);
+            }
+            if num_blocks == 0 {
+                return 0;
+            }
+            let next = self.layout.next(head, cursor);
+            match self
+                .head
+                .0
+                .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return num_blocks,
+                Err(newer) => head = newer,
+            }
+        }
+    }
+
     /// Puts blocks on top; `blocks[0]` is popped first afterwards. Lock-free, one compare-exchange, O(`blocks.len()`).
     ///
     /// # Panics
@@ -163,6 +190,17 @@ impl FreeStack {
             self.link(chain.last).store(block.get(), Ordering::Relaxed);
         }
         chain.last = block;
+        chain.len += 1;
+    }
+
+    /// Hangs a block that the caller owns above a chain that the caller owns.
+    pub(crate) fn prepend(&self, chain: &mut Chain, block: BlockId) {
+        // Relaxed: published by the Release in `push_chain`.
+        self.link(block).store(chain.first.get(), Ordering::Relaxed);
+        if chain.len == 0 {
+            chain.last = block;
+        }
+        chain.first = block;
         chain.len += 1;
     }
 

@@ -15,17 +15,14 @@
 //! slot's next sequence. DROPPED is what makes a second drop harmless: a slot is in the list at most once, so its one link is
 //! enough.
 //!
-//! The list is pushed to one by one and taken as a whole, with one swap. Neither reads a link before it has changed the head, so
-//! a head that goes and comes back does no harm, and the list needs no tag.
+//! DROPPED is also what `PushList` asks of its pushers: the one who has set it pushes, nobody else.
 
 use crate::SeqId;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::push_list::PushList;
+use crate::sync::{AtomicU64, Ordering};
 
 const VACANT: u64 = 0;
 const DROPPED: u64 = 1 << 32;
-
-/// End of the list. Slots are listed as their index + 1.
-const NIL: u32 = 0;
 
 /// Dropped sequences, by slot.
 ///
@@ -47,30 +44,18 @@ const NIL: u32 = 0;
 /// ```
 #[derive(Debug)]
 pub struct Graveyard {
-    head: AtomicU32,
-    slots: Box<[Slot]>,
-}
-
-/// One slot.
-#[derive(Debug)]
-struct Slot {
+    dropped: PushList,
     /// See the table in the module's text.
-    word: AtomicU64,
-    /// The slot that was buried before this one, or [`NIL`].
-    link: AtomicU32,
+    words: Box<[AtomicU64]>,
 }
 
 impl Graveyard {
     /// A graveyard for the slots `0..max_sequences`, all vacant.
     #[must_use]
     pub fn new(max_sequences: u32) -> Self {
-        let slot = |_| Slot {
-            word: AtomicU64::new(VACANT),
-            link: AtomicU32::new(NIL),
-        };
         Self {
-            head: AtomicU32::new(NIL),
-            slots: (0..max_sequences).map(slot).collect(),
+            dropped: PushList::new(max_sequences),
+            words: (0..max_sequences).map(|_| AtomicU64::new(VACANT)).collect(),
         }
     }
 
@@ -93,30 +78,22 @@ impl Graveyard {
     pub fn bury(&self, sequence: SeqId) {
         let alive = u64::from(sequence.generation());
         if self.exchange(sequence, alive, alive | DROPPED) {
-            self.push(sequence.index());
+            self.dropped.push(sequence.index());
         }
     }
 
-    /// Whether no sequence waits, so that a call may skip the drain.
-    ///
-    /// Relaxed is enough: nothing is read through the answer. A bury that this thread has seen, or that came before an event it
-    /// has seen, is never missed; one that runs at this moment may be, and waits for the next call.
+    /// Whether no sequence waits, so that a call may skip the drain. One that is being buried at this moment may be missed, and
+    /// waits for the next call.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.head.load(Ordering::Relaxed) == NIL
+        self.dropped.is_empty()
     }
 
     /// Takes the whole list and hands out its sequences, first buried first. Each slot is vacant when it is handed out.
     pub fn drain(&self, mut receive: impl FnMut(SeqId)) {
-        if self.is_empty() {
-            return;
-        }
-        // Acquire: pairs with the Release in `push`.
-        let mut cursor = self.reverse(self.head.swap(NIL, Ordering::Acquire));
-        while let Some((index, slot)) = self.entry(cursor) {
-            cursor = slot.link.load(Ordering::Relaxed); // before the slot can be issued and buried again
+        self.dropped.take(|index| {
             // Relaxed: the word of a slot in the list is written by its drain only.
-            let word = slot.word.swap(VACANT, Ordering::Relaxed);
+            let word = self.words[index as usize].swap(VACANT, Ordering::Relaxed);
             let sequence = u32::try_from(word & !DROPPED)
                 .ok()
                 .and_then(|generation| SeqId::new(index, generation));
@@ -127,44 +104,7 @@ impl Graveyard {
             if let Some(sequence) = sequence {
                 receive(sequence);
             }
-        }
-    }
-
-    /// Links a slot in front. Only for who has set its DROPPED.
-    fn push(&self, index: u32) {
-        let link = &self.slots[index as usize].link;
-        let mut head = self.head.load(Ordering::Relaxed); // only copied, here and on failure
-        loop {
-            link.store(head, Ordering::Relaxed); // published by the Release below
-            // Release: pairs with the Acquire in `drain`; publishes the link, the word and what the sequence's user did.
-            match self.head.compare_exchange_weak(
-                head,
-                index + 1,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return,
-                Err(newer) => head = newer,
-            }
-        }
-    }
-
-    /// Turns a list that was taken, newest first, into one with the oldest first. Relaxed: no other thread touches the links.
-    fn reverse(&self, mut cursor: u32) -> u32 {
-        let mut reversed = NIL;
-        while let Some((_, slot)) = self.entry(cursor) {
-            let next = slot.link.load(Ordering::Relaxed);
-            slot.link.store(reversed, Ordering::Relaxed);
-            reversed = cursor;
-            cursor = next;
-        }
-        reversed
-    }
-
-    /// The slot that a link leads to.
-    fn entry(&self, link: u32) -> Option<(u32, &Slot)> {
-        let index = link.checked_sub(1)?;
-        Some((index, self.slots.get(index as usize)?))
+        });
     }
 
     /// Changes the word of a slot from one value to another; `false` if it is not the one.
@@ -173,13 +113,12 @@ impl Graveyard {
     /// before `bury` because the id has to get there, `bury` before the drain by the list, the drain before `issue` by the
     /// mutex.
     fn exchange(&self, sequence: SeqId, from: u64, to: u64) -> bool {
-        let Some(slot) = self.slots.get(sequence.index() as usize) else {
+        let Some(word) = self.words.get(sequence.index() as usize) else {
             return false;
         };
-        while slot.word.load(Ordering::Relaxed) == from {
+        while word.load(Ordering::Relaxed) == from {
             let exchanged =
-                slot.word
-                    .compare_exchange_weak(from, to, Ordering::Relaxed, Ordering::Relaxed);
+                word.compare_exchange_weak(from, to, Ordering::Relaxed, Ordering::Relaxed);
             if exchanged.is_ok() {
                 return true;
             }

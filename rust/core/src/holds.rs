@@ -26,9 +26,9 @@ pub(crate) struct Holds {
 impl Holds {
     /// Whether a write into `block` from `offset` on must go to a copy.
     pub(crate) fn write_needs_copy(&self, pool: &BlockPool, block: BlockId, offset: u32) -> bool {
-        let count = pool.count(block);
+        let (count, is_published) = pool.holders(block);
         let hold = self.get(block);
-        count - hold.tally > 1 || (hold.tally > 0 && offset < hold.slots)
+        is_published || count - hold.tally > 1 || (hold.tally > 0 && offset < hold.slots)
     }
 
     pub(crate) fn get(&self, block: BlockId) -> Hold {

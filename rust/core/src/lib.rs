@@ -2,21 +2,30 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod admit;
 mod batch;
 mod block;
 mod block_size;
 mod config;
 mod decode;
 mod error;
+mod fork;
 mod free_stack;
 mod graveyard;
 mod holds;
+mod idle;
 mod ids;
+mod invalidate;
 mod manager;
 mod places;
 mod pool;
 pub mod prefix;
+mod prefix_cache;
+mod publish;
+mod push_list;
+mod release;
 mod sequence;
+mod state;
 mod stats;
 mod step;
 mod sync;
@@ -24,13 +33,15 @@ mod table;
 mod token_rows;
 mod validate;
 
+pub use admit::{Admission, Admit, LookupReason};
 pub use batch::{BatchBuffers, BatchShape, BatchState};
 pub use config::Config;
 pub use error::Error;
 pub use free_stack::FreeStack;
 pub use graveyard::Graveyard;
 pub use ids::{BlockId, SeqId};
-pub use manager::{Admission, BlockManager, Locked, LookupReason};
+pub use invalidate::Invalidated;
+pub use manager::{BlockManager, Locked};
 pub use pool::BlockPool;
 pub use sequence::Lengths;
 pub use stats::{PoolStats, Stats};

@@ -1,8 +1,8 @@
-//! The places of a manager's sequences: which handle stands in which, how one is opened, and what it gives up when it ends.
+//! The places of a manager's sequences: which handle stands in which, how one is opened, and how it becomes free.
 
-use crate::manager::{Locked, State};
+use crate::manager::Locked;
 use crate::sequence::Sequence;
-use crate::{BlockId, Error, SeqId};
+use crate::{Error, SeqId};
 
 impl Locked<'_> {
     /// Every call that may change something starts here: takes back what dropped handles left, and counts the call.
@@ -11,17 +11,24 @@ impl Locked<'_> {
         self.drain()
     }
 
-    /// Takes back what dropped handles left.
+    /// Takes back what dropped handles left, then what releases without the mutex left.
     pub(crate) fn drain(&mut self) -> Result<(), Error> {
-        if self.graveyard.is_empty() {
-            return Ok(());
+        if !self.graveyard.is_empty() {
+            self.drain_graveyard()?;
         }
+        match &mut self.state.cache {
+            Some(cache) => cache.drain(self.pool),
+            None => Ok(()),
+        }
+    }
+
+    fn drain_graveyard(&mut self) -> Result<(), Error> {
         let graveyard = self.graveyard;
         let mut result = Ok(());
         graveyard.drain(|id| {
             // One that was released by name has left nothing but its place.
             if self.resolve(id.to_handle()).is_ok() {
-                result = result.clone().and(self.end(id.index() as usize));
+                result = result.clone().and(self.end(id.index() as usize, true));
             }
             self.vacate(id);
         });
@@ -112,63 +119,5 @@ impl Locked<'_> {
         if id.generation() < SeqId::MAX_GENERATION {
             self.state.free_places.push(id.index());
         }
-    }
-
-    pub(crate) fn end(&mut self, index: usize) -> Result<(), Error> {
-        self.state.num_alive -= 1;
-        self.state.sequences[index].is_alive = false;
-        self.give_up_blocks(index, 0)
-    }
-
-    /// Gives up the blocks from column `keep` on, and the copy into one of them: the hold first, then the cells.
-    pub(crate) fn give_up_blocks(&mut self, index: usize, keep: u32) -> Result<(), Error> {
-        let State {
-            sequences,
-            tables,
-            pending,
-            holds,
-            blocks,
-            ..
-        } = &mut *self.state;
-        let sequence = &mut sequences[index];
-        if let Some(pending) = pending[index].take_if(|pending| pending.column >= keep) {
-            holds.remove(pending.source);
-            self.pool.release(&[pending.source])?;
-        }
-        if keep >= sequence.num_blocks {
-            return Ok(());
-        }
-        blocks.clear();
-        blocks.extend(
-            tables
-                .blocks(index, sequence.num_blocks)
-                .skip(keep as usize),
-        );
-        sequence.num_blocks = keep;
-        sequence.capacity = keep * self.block_size.tokens();
-        sequence.table_epoch += 1;
-        self.pool.release(blocks)
-    }
-}
-
-impl State {
-    /// Appends the blocks in a range of the scratch to a table.
-    pub(crate) fn append_blocks(&mut self, place: usize, range: std::ops::Range<usize>) {
-        let sequence = &mut self.sequences[place];
-        let blocks = &self.blocks[range];
-        self.tables.append(place, sequence.num_blocks, blocks);
-        sequence.num_blocks += u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-        sequence.capacity = sequence.num_blocks * self.block_size.tokens();
-    }
-
-    /// Finds the block that holds position `computed` anew.
-    pub(crate) fn find_tail(&mut self, place: usize) {
-        let sequence = &mut self.sequences[place];
-        let column = self.block_size.column(sequence.computed);
-        sequence.tail = if column < sequence.num_blocks {
-            self.tables.block(place, column)
-        } else {
-            BlockId::NULL
-        };
     }
 }

@@ -16,9 +16,12 @@
 //! The credits and the stack's head have cache lines of their own. An allocation or a release of any number of blocks writes
 //! each of the two lines once.
 
-use crate::block::{BlockWord, Claimed, Released, Retained, Snapshot};
+use std::collections::HashSet;
+
+use crate::block::{BlockWord, Claimed, Released, Retained, Settled, Snapshot};
 use crate::config::require;
 use crate::free_stack::Chain;
+use crate::push_list::{PushChain, PushList};
 use crate::stats::Counters;
 use crate::sync::{AtomicU32, Ordering, OwnLine};
 use crate::{BlockId, Config, Error, FreeStack, PoolStats};
@@ -49,6 +52,8 @@ use crate::{BlockId, Config, Error, FreeStack, PoolStats};
 #[derive(Debug)]
 pub struct BlockPool {
     stack: FreeStack,
+    /// Published blocks whose last holder let go without the mutex; entries are block ids.
+    inbox: PushList,
     ledger: OwnLine<Ledger>,
     /// Indexed by block id; the null block's word stays 0.
     words: Box<[BlockWord]>,
@@ -72,6 +77,7 @@ impl BlockPool {
         require("num_blocks", num_blocks, 1..=Config::MAX_BLOCKS)?;
         Ok(Self {
             stack: FreeStack::new(num_blocks),
+            inbox: PushList::new(num_blocks + 1),
             ledger: OwnLine(Ledger {
                 credits: AtomicU32::new(num_blocks),
                 counters: Counters::new(),
@@ -99,6 +105,14 @@ impl BlockPool {
     #[must_use]
     pub fn count(&self, block: BlockId) -> u32 {
         self.word(block).map_or(0, |word| word.snapshot().count())
+    }
+
+    /// [`count`](Self::count), and whether the block is published.
+    pub(crate) fn holders(&self, block: BlockId) -> (u32, bool) {
+        self.word(block).map_or((0, false), |word| {
+            let word = word.snapshot();
+            (word.count(), word.is_published())
+        })
     }
 
     /// How often a block has been allocated, modulo 2^32; 0 if it is null or outside the pool.
@@ -140,12 +154,7 @@ impl BlockPool {
             let message = format!("the free stack has fewer blocks than the {requested} promised");
             return Err(Error::Corrupt { message });
         }
-        for &block in &*out {
-            if let Claimed::NotFree(word) = self.words[block.index()].claim() {
-                let message = format!("{block} was on the free stack with {word:?}");
-                return Err(Error::Corrupt { message });
-            }
-        }
+        self.claim(out)?;
         self.ledger
             .0
             .counters
@@ -188,7 +197,7 @@ impl BlockPool {
     /// # Errors
     ///
     /// [`Error::NotHeld`] if one of the blocks is free, null or outside the pool, or stands more often than it is held. Nothing
-    /// has changed then. One exception: a call that names one block too often gives up, for an instant, the blocks before it; if
+    /// has changed then. One exception: a call that names one block too often gives up, for an instant, the blocks behind it; if
     /// the last other holder of one of them lets go in that instant, then that block is released.
     pub fn release(&self, blocks: &[BlockId]) -> Result<(), Error> {
         for &block in blocks {
@@ -197,22 +206,35 @@ impl BlockPool {
             }
         }
         let mut freed = Chain::default();
-        for (done, &block) in blocks.iter().enumerate() {
+        let mut queued = PushChain::default();
+        let mut result = Ok(());
+        // The last block first: in the order of a block table that is the leaf, which is to be given up before its ancestors.
+        for (at, &block) in blocks.iter().enumerate().rev() {
             match self.words[block.index()].release() {
                 Released::StillHeld => {}
-                Released::PushToStack => self.stack.append(&mut freed, block),
+                Released::PushToStack => self.stack.prepend(&mut freed, block),
+                Released::PushToInbox => self.inbox.append(&mut queued, block.get()),
                 Released::NotHeld => {
-                    self.take_back(&blocks[..done], &freed);
-                    return Err(Error::NotHeld { block: block.get() });
+                    self.take_back(&blocks[at + 1..], &freed);
+                    freed = Chain::default();
+                    result = Err(Error::NotHeld { block: block.get() });
+                    break;
                 }
             }
         }
+        // Also where the call has failed: the duty to push came with QUEUED.
+        self.inbox.push_chain(&queued);
+        self.give_back(&freed);
+        result
+    }
+
+    /// Puts blocks without holders on the stack, then promises them.
+    pub(crate) fn give_back(&self, freed: &Chain) {
         if freed.len() > 0 {
-            self.stack.push_chain(&freed);
+            self.stack.push_chain(freed);
             self.add_credits(freed.len());
             self.ledger.0.counters.count_released(freed.len());
         }
-        Ok(())
     }
 
     /// Compares every count with `expected_counts`, which is indexed by block id and has `num_blocks + 1` entries, and checks
@@ -222,6 +244,16 @@ impl BlockPool {
     ///
     /// [`Error::Corrupt`] says what disagrees with what; [`Error::InvalidArgument`] if `expected_counts` has another length.
     pub fn validate(&self, expected_counts: &[u32]) -> Result<(), Error> {
+        self.validate_with(expected_counts, &HashSet::new(), 0)
+    }
+
+    /// [`validate`](Self::validate) where `idle` blocks are kept in a list, and `num_evicted` ones were handed out from it.
+    pub(crate) fn validate_with(
+        &self,
+        expected_counts: &[u32],
+        idle: &HashSet<BlockId>,
+        num_evicted: u64,
+    ) -> Result<(), Error> {
         if expected_counts.len() != self.words.len() {
             let (was, allowed) = (expected_counts.len(), self.words.len());
             let message = format!("has {was} entries, must have {allowed}");
@@ -243,10 +275,16 @@ impl BlockPool {
                     "block {id} has {word:?}, expected count {expected}"
                 ));
             }
-            if word.is_published() || word.is_queued() {
-                return corrupt(format!("block {id} has {word:?} without a prefix tree"));
+            let is_idle = u32::try_from(id)
+                .ok()
+                .and_then(BlockId::new)
+                .is_some_and(|block| idle.contains(&block));
+            if word.is_queued() || word.is_idle() != is_idle {
+                return corrupt(format!(
+                    "block {id} has {word:?} and is in the idle list: {is_idle}"
+                ));
             }
-            if id != 0 && is_free[id] != (word.count() == 0) {
+            if id != 0 && is_free[id] != (word.count() == 0 && !is_idle) {
                 let place = if is_free[id] {
                     "on the free stack"
                 } else {
@@ -256,22 +294,29 @@ impl BlockPool {
             }
         }
         let stats = self.stats();
-        if stats.num_free as usize != free_blocks.len() {
+        if stats.num_free as usize != free_blocks.len() + idle.len() {
             return corrupt(format!(
-                "{} credits for {} blocks",
+                "{} credits for {} free and {} idle blocks",
                 stats.num_free,
-                free_blocks.len()
+                free_blocks.len(),
+                idle.len()
             ));
         }
-        let in_use = u64::from(self.num_blocks - stats.num_free);
-        if stats.num_allocated.checked_sub(stats.num_released) != Some(in_use) {
-            return corrupt(format!("{in_use} blocks are in use, but {stats:?}"));
+        let popped = (self.num_blocks as usize - free_blocks.len()) as u64;
+        if stats
+            .num_allocated
+            .checked_sub(num_evicted + stats.num_released)
+            != Some(popped)
+        {
+            return corrupt(format!(
+                "{popped} blocks are off the stack, but {stats:?}, {num_evicted} evicted"
+            ));
         }
         Ok(())
     }
 
     /// Takes `requested` credits, all or nothing, and returns how many are left.
-    fn take_credits(&self, requested: u32) -> Result<u32, Error> {
+    pub(crate) fn take_credits(&self, requested: u32) -> Result<u32, Error> {
         let credits = &self.ledger.0.credits;
         let mut free = credits.load(Ordering::Relaxed); // only compared, here and on failure
         loop {
@@ -291,7 +336,7 @@ impl BlockPool {
     }
 
     /// Promises blocks that stand on the stack.
-    fn add_credits(&self, num_blocks: u32) {
+    pub(crate) fn add_credits(&self, num_blocks: u32) {
         // Release: pairs with the Acquire in `take_credits`. All changes are read-modify-write, so a take synchronizes with
         // every addition before it, not only with the last.
         self.ledger
@@ -300,21 +345,68 @@ impl BlockPool {
             .fetch_add(num_blocks, Ordering::Release);
     }
 
-    /// Undoes the releases of a call that failed, `freed` being the blocks that they brought to 0.
+    /// Undoes the releases of a call that failed, `freed` being the blocks that they brought to the way to the stack.
     fn take_back(&self, released: &[BlockId], freed: &Chain) {
         for &block in released {
             let word = &self.words[block.index()];
-            if word.snapshot().count() == 0 && self.stack.chain_contains(freed, block) {
-                word.restore();
-            } else {
-                // NotHeld is the exception that `release` names.
-                let _ = word.retain();
-            }
+            let is_owned = word.snapshot().count() == 0 && self.stack.chain_contains(freed, block);
+            // A block that is gone is the exception that `release` names.
+            let _ = word.restore(is_owned);
         }
     }
 
+    /// The stack, for who moves blocks to it whose credits stay or are added apart.
+    pub(crate) fn stack(&self) -> &FreeStack {
+        &self.stack
+    }
+
+    /// Takes the inbox, oldest first, and settles each block. Only under the mutex of whoever publishes.
+    pub(crate) fn take_inbox(&self, mut receive: impl FnMut(BlockId, Settled)) {
+        self.inbox.take(|id| {
+            if let Some(block) = BlockId::new(id) {
+                receive(block, self.words[block.index()].drain());
+            }
+        });
+    }
+
+    /// Pops and claims as many blocks as there are on the stack, up to `out.len()`. Their credits are taken already.
+    pub(crate) fn pop_claimed(&self, out: &mut [BlockId]) -> Result<usize, Error> {
+        let num_blocks = self.stack.pop_up_to(out);
+        self.claim(&out[..num_blocks])?;
+        self.count_allocated(u32::try_from(num_blocks).unwrap_or(u32::MAX));
+        Ok(num_blocks)
+    }
+
+    /// Counts blocks handed out.
+    pub(crate) fn count_allocated(&self, num_blocks: u32) {
+        let in_use = self.num_blocks.saturating_sub(self.num_free());
+        self.ledger.0.counters.count_allocated(num_blocks, in_use);
+    }
+
+    /// Counts blocks that came back.
+    pub(crate) fn count_released(&self, num_blocks: u32) {
+        self.ledger.0.counters.count_released(num_blocks);
+    }
+
+    fn claim(&self, blocks: &[BlockId]) -> Result<(), Error> {
+        for &block in blocks {
+            if let Claimed::NotFree(word) = self.words[block.index()].claim() {
+                let message = format!("{block} was on the free stack with {word:?}");
+                return Err(Error::Corrupt { message });
+            }
+        }
+        Ok(())
+    }
+
+    /// The word of a block that is in the pool.
+    pub(crate) fn checked_word(&self, block: BlockId) -> Result<&BlockWord, Error> {
+        self.word(block).ok_or_else(|| Error::Corrupt {
+            message: format!("{block} is not in the pool"),
+        })
+    }
+
     /// The word of a usable block.
-    fn word(&self, block: BlockId) -> Option<&BlockWord> {
+    pub(crate) fn word(&self, block: BlockId) -> Option<&BlockWord> {
         if block.is_null() {
             None
         } else {

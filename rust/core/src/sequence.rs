@@ -30,9 +30,13 @@ pub(crate) struct Sequence {
     pub(crate) capacity: u32,
     /// The block that holds position `computed`, if the table reaches so far: where a decode step writes.
     pub(crate) tail: BlockId,
+    /// Leading blocks of the table that are in the prefix tree with this sequence's content.
+    pub(crate) num_published: u32,
     pub(crate) is_alive: bool,
-    /// Whether the block that holds position `computed` is known to be this sequence's alone, with no copy into it pending, so
-    /// that a step may write there without looking. Cleared by what may change that: a fork, a truncation into another block,
+    /// Whether full blocks are published as they are computed.
+    pub(crate) publishes: bool,
+    /// Whether the block that holds position `computed` is known to be this sequence's alone, neither published nor with a copy
+    /// into it pending, so that a step may write there without looking. Cleared by what may change that: a fork, a truncation,
     /// and a copy, until a commit acknowledges it.
     pub(crate) owns_tail: bool,
 }

@@ -23,6 +23,14 @@ pub struct PoolStats {
 pub struct Stats {
     /// Of its pool.
     pub pool: PoolStats,
+    /// Blocks that are cached and have no holder; not in `pool.num_free`.
+    pub num_idle: u32,
+    /// Idle blocks whose content gave way to an allocation, ever.
+    pub num_evicted: u64,
+    /// Tokens of admitted prompts that were in the cache, ever.
+    pub num_hit_tokens: u64,
+    /// Tokens of the prompts that were looked up at admission, ever.
+    pub num_looked_up: u64,
     /// Sequences alive.
     pub num_sequences: u32,
     /// Blocks copied on write, ever.

@@ -3,12 +3,14 @@
 //! A step that fails between the two is simply repeated: `reserve` is absolute (slots from `computed` on), allocates only what is
 //! missing, and emits a pending copy again until `commit` acknowledges it.
 
+use crate::Error;
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
 use crate::holds::Hold;
-use crate::manager::{Locked, State, check_tokens};
+use crate::manager::{Locked, check_tokens};
+use crate::release::release_blocks;
 use crate::sequence::{PendingCopy, Sequence};
+use crate::state::State;
 use crate::token_rows::TokenRows;
-use crate::{BlockId, Error};
 
 /// A number for each sequence of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +112,7 @@ impl Locked<'_> {
             self.plan_copies();
         }
         let needed = totals.blocks + self.state.planned_copies.len() as u64;
-        if let Err(error) = self.allocate_planned(needed) {
+        if let Err(error) = self.allocate(needed) {
             self.undo_copies();
             return Err(error);
         }
@@ -157,7 +159,10 @@ impl Locked<'_> {
             if let Some(pending) = state.pending[place].take() {
                 state.holds.remove(pending.source);
                 state.sequences[place].owns_tail = true;
-                self.pool.release(&[pending.source])?;
+                release_blocks(&mut state.cache, self.pool, &[pending.source])?;
+            }
+            if state.sequences[place].publishes {
+                state.publish(self.pool, place)?;
             }
         }
         Ok(())
@@ -273,7 +278,7 @@ impl Locked<'_> {
             }
             let column = block_size.column(sequence.computed);
             let source = state.tables.block(place, column);
-            if self.pool.count(source) == 1 {
+            if self.pool.holders(source) == (1, false) {
                 sequence.owns_tail = true;
             } else if state.holds.write_needs_copy(self.pool, source, offset) {
                 state.planned_copies.push(PlannedCopy {
@@ -294,24 +299,6 @@ impl Locked<'_> {
         for planned in planned_copies.iter().rev() {
             holds.restore(planned.copy.source, planned.before);
         }
-    }
-
-    /// Allocates the blocks of the whole step at once.
-    fn allocate_planned(&mut self, needed: u64) -> Result<(), Error> {
-        let blocks = &mut self.state.blocks;
-        blocks.clear();
-        let num_blocks = self.pool.num_blocks();
-        if needed > u64::from(num_blocks) {
-            // Each sequence fits the pool, together they do not: a smaller batch may.
-            return Err(Error::OutOfBlocks {
-                requested: u32::try_from(needed).unwrap_or(u32::MAX),
-                free: self.pool.num_free(),
-                evictable: 0,
-            });
-        }
-        // Fits: it is at most num_blocks.
-        blocks.resize(usize::try_from(needed).unwrap_or(usize::MAX), BlockId::NULL);
-        self.pool.allocate(blocks)
     }
 
     /// Gives each sequence its blocks and lengths. Nothing here can fail.

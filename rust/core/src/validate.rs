@@ -1,6 +1,9 @@
 //! A recount of everything the manager believes, from the tables up. Slow and complete: for tests, and for a caller in doubt.
 
+use std::collections::HashSet;
+
 use crate::manager::Locked;
+use crate::prefix_cache::PrefixCache;
 use crate::sequence::Sequence;
 use crate::{BlockId, Error};
 
@@ -11,8 +14,20 @@ impl Locked<'_> {
     /// # Errors
     /// [`Error::Corrupt`] with the first disagreement found.
     pub fn validate(&mut self) -> Result<(), Error> {
+        self.validate_beside(&[])
+    }
+
+    /// [`validate`](Self::validate) while transfers hold these blocks
+    /// ([`retain_blocks`](crate::BlockManager::retain_blocks)), once per occurrence.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the first disagreement found.
+    pub fn validate_beside(&mut self, held: &[BlockId]) -> Result<(), Error> {
         self.begin()?;
         let mut counts = vec![0; self.config.num_blocks() as usize + 1];
+        for block in held {
+            counts[block.index()] += 1;
+        }
         let mut pending_copies = 0;
         for (index, sequence) in self.state.sequences.iter().enumerate() {
             if !sequence.is_alive {
@@ -51,7 +66,50 @@ impl Locked<'_> {
             format!("{holds} holds for {pending_copies} copies")
         })?;
         self.check_places()?;
-        self.pool.validate(&counts)
+        let Some(cache) = &self.state.cache else {
+            return self.pool.validate(&counts);
+        };
+        self.check_published(cache)?;
+        let idle: HashSet<BlockId> = cache.idle.oldest().collect();
+        ensure(idle.len() == cache.idle.len() as usize, || {
+            "the idle list miscounts".to_owned()
+        })?;
+        self.pool.validate_with(&counts, &idle, cache.num_evicted)
+    }
+
+    /// The tree and the words say the same, and every holder of a published block holds all its ancestors.
+    fn check_published(&self, cache: &PrefixCache) -> Result<(), Error> {
+        cache.tree.validate().map_err(|error| Error::Corrupt {
+            message: format!("the prefix tree: {error}"),
+        })?;
+        let mut num_published = 0;
+        for id in 1..=self.config.num_blocks() {
+            let Some(block) = BlockId::new(id) else {
+                continue;
+            };
+            let (_, is_published) = self.pool.holders(block);
+            num_published += usize::from(is_published);
+            ensure(is_published == cache.tree.is_published(block), || {
+                format!(
+                    "{block} is published: {is_published}, in the tree: {}",
+                    !is_published
+                )
+            })?;
+        }
+        ensure(num_published == cache.tree.num_published(), || {
+            "the prefix tree miscounts".to_owned()
+        })?;
+        for (index, sequence) in self.state.sequences.iter().enumerate() {
+            let mut still = true;
+            for block in self.state.tables.blocks(index, sequence.num_blocks) {
+                let is_published = cache.tree.is_published(block);
+                ensure(still || !is_published, || {
+                    format!("place {index} holds published {block} without its ancestors")
+                })?;
+                still = is_published;
+            }
+        }
+        Ok(())
     }
 
     fn check_lengths(&self, index: usize, sequence: &Sequence) -> Result<(), Error> {
@@ -78,9 +136,11 @@ impl Locked<'_> {
         if !sequence.owns_tail || column >= sequence.num_blocks {
             return Ok(());
         }
-        let count = self.pool.count(self.state.tables.block(index, column));
-        ensure(count == 1, || {
-            format!("place {index} takes its tail for its own, {count} hold it")
+        let (count, is_published) = self.pool.holders(self.state.tables.block(index, column));
+        ensure(count == 1 && !is_published, || {
+            format!(
+                "place {index} takes its tail for its own, {count} hold it, published: {is_published}"
+            )
         })
     }
 

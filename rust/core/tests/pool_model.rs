@@ -91,7 +91,7 @@ impl Model {
         }
         let mut counts = self.counts.clone();
         let mut freed = Vec::new();
-        for &id in ids {
+        for &id in ids.iter().rev() {
             let count = &mut counts[id as usize];
             *count = count.checked_sub(1).ok_or(Error::NotHeld { block: id })?;
             if *count == 0 {
@@ -99,7 +99,7 @@ impl Model {
             }
         }
         self.counts = counts;
-        self.free.extend(freed.iter().rev());
+        self.free.extend(freed);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use looseleaf_core::{BatchShape, BatchState, BlockManager, Config, Counts, Error, Reserve};
 
 use crate::buffers::{BoundBatch, Buffers};
+use crate::engine::admission;
 use crate::engine::{Engine, prompt};
 
 fn shape(rows: usize, columns: usize, tokens: usize) -> BatchShape {
@@ -293,7 +294,7 @@ fn a_batch_with_fewer_columns_than_a_table_may_get_is_refused() {
     let mut narrow = BoundBatch::new(shape(2, 2, 64));
     let mut locked = manager.lock().expect("no call has panicked");
     let sequence = locked
-        .admit(&prompt(1, 12), None)
+        .admit(&admission(&prompt(1, 12), None))
         .expect("room")
         .id
         .to_handle();
@@ -307,7 +308,11 @@ fn a_batch_with_fewer_columns_than_a_table_may_get_is_refused() {
     assert_eq!(locked.lengths(sequence).expect("a live handle").reserved, 0);
 
     let mut short = BoundBatch::new(shape(1, 16, 64));
-    let second = locked.admit(&[1], None).expect("room").id.to_handle();
+    let second = locked
+        .admit(&admission(&[1], None))
+        .expect("room")
+        .id
+        .to_handle();
     let answer = locked.reserve(&Reserve::new(&[sequence, second]), Some(short.parts()));
     let too_small = Error::BatchTooSmall {
         what: "max_sequences",

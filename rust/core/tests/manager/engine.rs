@@ -1,8 +1,8 @@
 //! The smallest engine: one manager, one batch and a memory that holds token ids, for tests that spell their calls out.
 
 use looseleaf_core::{
-    BatchShape, BlockId, BlockManager, Config, Counts, Error, Lengths, Locked, Reserve, SeqId,
-    Stats,
+    Admit, BatchShape, BlockId, BlockManager, Config, Counts, Error, Lengths, Locked, Reserve,
+    SeqId, Stats,
 };
 
 use crate::buffers::BoundBatch;
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     pub(crate) fn try_admit(&self, tokens: &[i32], reserve: Option<u32>) -> Result<i64, Error> {
-        let admission = self.lock().admit(tokens, reserve)?;
+        let admission = self.lock().admit(&admission(tokens, reserve))?;
         Ok(admission.id.to_handle())
     }
 
@@ -190,4 +190,12 @@ pub(crate) fn prompt(first: i32, last: i32) -> Vec<i32> {
 
 pub(crate) fn id_of(handle: i64) -> SeqId {
     SeqId::from_handle(handle).expect("an issued handle")
+}
+
+/// A prompt without a namespace.
+pub(crate) fn admission(tokens: &[i32], reserve: Option<u32>) -> Admit<'_> {
+    Admit {
+        reserve,
+        ..Admit::new(tokens)
+    }
 }

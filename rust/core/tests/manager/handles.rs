@@ -5,6 +5,7 @@ use std::thread;
 
 use looseleaf_core::{BlockManager, Config, Counts, Error, Locked, Reserve, SeqId};
 
+use crate::engine::admission;
 use crate::engine::{Engine, id_of, prompt};
 
 /// What every call that takes handles answers to these.
@@ -158,7 +159,7 @@ fn a_handle_dropped_under_the_mutex_gives_its_blocks_back_with_the_next_call() {
         |locked| assert!(locked.fork(0).is_err()),
         |locked| assert!(locked.truncate(0, 0).is_err()),
         |locked| assert_eq!(locked.can_admit(32), Ok(true)),
-        |locked| assert_eq!(locked.admit(&[], None), Err(Error::EmptyPrompt)),
+        |locked| assert_eq!(locked.admit(&admission(&[], None)), Err(Error::EmptyPrompt)),
         |locked| assert_eq!(locked.validate(), Ok(())),
     ];
     for call in calls {
@@ -202,7 +203,10 @@ fn drops_from_many_threads_give_everything_back() {
                 start.wait();
                 for round in 0..NUM_ROUNDS {
                     let mut locked = manager.lock().expect("no call has panicked");
-                    let parent = locked.admit(&prompt(1, 6), None).expect("room").id;
+                    let parent = locked
+                        .admit(&admission(&prompt(1, 6), None))
+                        .expect("room")
+                        .id;
                     let child = locked.fork(parent.to_handle()).expect("room").id;
                     drop(locked);
                     if (thread + round) % 2 == 0 {
@@ -251,7 +255,12 @@ fn a_drop_and_a_release_at_once_end_a_sequence_once() {
         });
         for _ in 0..NUM_ROUNDS {
             let mut locked = manager.lock().expect("no call has panicked");
-            let admit = |_| locked.admit(&[1], None).expect("every place is free").id;
+            let admit = |_| {
+                locked
+                    .admit(&admission(&[1], None))
+                    .expect("every place is free")
+                    .id
+            };
             let ids: Vec<SeqId> = (0..NUM_SEQUENCES).map(admit).collect();
             let handles: Vec<i64> = ids.iter().copied().map(SeqId::to_handle).collect();
             send.send(ids).expect("the other thread listens");

@@ -2,6 +2,7 @@
 
 use looseleaf_core::{BlockManager, Config, Counts, Error, LookupReason, Reserve};
 
+use crate::engine::admission;
 use crate::engine::{Engine, prompt};
 
 fn engine(num_blocks: u32, max_sequences: u32, max_sequence_len: u32) -> Engine {
@@ -223,7 +224,7 @@ fn a_long_limit_costs_no_memory_that_the_pool_cannot_fill() {
     let config = Config::new(4, 1, 4096, longest).expect("sizes in range");
     let manager = BlockManager::new(config).expect("a valid configuration");
     let mut locked = manager.lock().expect("no call has panicked");
-    locked.admit(&[1, 2], None).expect("room");
+    locked.admit(&admission(&[1, 2], None)).expect("room");
     locked.validate().expect("a consistent state");
 }
 
@@ -231,7 +232,10 @@ fn a_long_limit_costs_no_memory_that_the_pool_cannot_fill() {
 fn a_lookup_finds_nothing_while_prefixes_are_not_cached() {
     let mut engine = Engine::new(8, 4);
     engine.prefill(&prompt(1, 8));
-    let (num_tokens, reason) = engine.lock().lookup(&prompt(1, 9));
+    let (num_tokens, reason) = engine
+        .lock()
+        .lookup(&admission(&prompt(1, 9), None))
+        .expect("a valid prompt");
     assert_eq!(
         (num_tokens, reason, reason.as_str()),
         (0, LookupReason::Disabled, "disabled")

@@ -11,6 +11,7 @@ use looseleaf_core::{BatchShape, BlockId, BlockManager, Error, Locked};
 
 use crate::buffers::BoundBatch;
 use crate::coverage::Coverage;
+use crate::engine::admission;
 use crate::memory::{Content, Memory, Work};
 use crate::operation::{Operation, Scenario};
 use crate::oracle::Oracle;
@@ -107,7 +108,9 @@ impl Machine {
         let config = *self.manager.config();
         assert_eq!(self.lock().stats().pool.num_free, config.num_blocks());
         for _ in 0..config.max_sequences() {
-            self.lock().admit(&[0], Some(0)).expect("a free place");
+            self.lock()
+                .admit(&admission(&[0], Some(0)))
+                .expect("a free place");
         }
         self.coverage
     }

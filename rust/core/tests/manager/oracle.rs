@@ -165,6 +165,10 @@ impl Oracle {
 
     pub(crate) fn stats(&self) -> Stats {
         Stats {
+            num_idle: 0,
+            num_evicted: 0,
+            num_hit_tokens: 0,
+            num_looked_up: 0,
             pool: PoolStats {
                 num_blocks: self.config.num_blocks(),
                 num_free: self.num_free(),

@@ -3,6 +3,7 @@
 use looseleaf_core::SeqId;
 
 use super::Machine;
+use crate::engine::admission;
 use crate::operation::{Fault, Rows};
 
 impl Machine {
@@ -13,7 +14,7 @@ impl Machine {
         }
         let reserve = reserve.map(u32::from);
         let expected = self.oracle.expect_admit(&tokens, reserve);
-        let answer = self.lock().admit(&tokens, reserve);
+        let answer = self.lock().admit(&admission(&tokens, reserve));
         expected.check(&answer);
         self.note_error(&answer);
         if let Ok(admission) = answer {

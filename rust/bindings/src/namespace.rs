@@ -1,0 +1,63 @@
+//! Namespaces: what must never share cached blocks.
+
+use looseleaf_core::prefix::Namespace as CoreNamespace;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::error::{invalid_type, to_python};
+
+/// Canonical bytes of a set of parts. `looseleaf.Namespace` documents it.
+#[pyclass(frozen, eq, hash, module = "looseleaf._core")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Namespace(CoreNamespace);
+
+impl Namespace {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// Text or bytes; text stands for its UTF-8.
+fn content(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<Vec<u8>> {
+    if let Ok(text) = value.cast::<PyString>() {
+        return Ok(text.to_cow()?.as_bytes().to_vec());
+    }
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    let name = value.get_type().name()?;
+    Err(invalid_type(format!(
+        "{argument} has type {name}, must be str or bytes"
+    )))
+}
+
+#[pymethods]
+impl Namespace {
+    #[new]
+    fn new(
+        salt: Option<&Bound<'_, PyAny>>,
+        adapter: Option<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+        weight_epoch: Option<u64>,
+        parts: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let mut builder = CoreNamespace::builder();
+        if let Some(salt) = salt {
+            builder = builder.salt(content(salt, "salt")?);
+        }
+        if let Some((id, version)) = adapter {
+            builder = builder.adapter(content(&id, "adapter")?, content(&version, "adapter")?);
+        }
+        if let Some(epoch) = weight_epoch {
+            builder = builder.weight_epoch(epoch);
+        }
+        for (name, value) in parts {
+            builder = builder.named(content(&name, "parts")?, content(&value, "parts")?);
+        }
+        builder.build().map(Self).map_err(to_python)
+    }
+
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.as_bytes())
+    }
+}
