@@ -61,7 +61,7 @@ def test_the_allocator_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "[1 2 3] [16 17 18] [40]" in output
     assert "[[3 4]]" in output
-    assert "num_free=4096" in output
+    assert "num_available=4096" in output
     names["manager"].validate()  # type: ignore[attr-defined]
 
 

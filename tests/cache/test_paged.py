@@ -49,7 +49,7 @@ def test_prompt_and_decode_attend_to_what_was_written() -> None:
         assert _compute(cache, [sequence], [12]) == pytest.approx([7])
         assert _content(cache, sequence) == [2, 4, 6, 8, 10, 12]
         assert _content(cache, sequence, layer=1) == [4, 8, 12, 16, 20, 24]
-    assert cache.stats().num_free == 8
+    assert cache.stats().num_available == 8
 
 
 def test_token_after_a_full_block_takes_a_new_one() -> None:
@@ -127,7 +127,7 @@ def test_fork_and_write_copies_one_block_with_its_content() -> None:
         assert _content(cache, child, layer) == [factor * token for token in [1, 2, 3, 4, 5, 6, 100]]
     parent.release()
     child.release()
-    assert cache.stats().num_free == 8
+    assert cache.stats().num_available == 8
 
 
 def test_fork_at_a_full_block_copies_nothing() -> None:
@@ -215,7 +215,7 @@ def test_step_is_refused_after_the_next_one() -> None:
 
 def _state(cache: PagedKVCache) -> tuple[object, ...]:
     stats = cache.stats()
-    return (stats.num_free, stats.num_in_use, stats.num_sequences, stats.num_copies, cache.num_steps)
+    return (stats.num_available, stats.num_in_use, stats.num_sequences, stats.num_copies, cache.num_steps)
 
 
 def test_exhaustion_changes_nothing_and_the_last_step_goes_on() -> None:

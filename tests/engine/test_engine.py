@@ -25,7 +25,7 @@ def new_engine(model: PreTrainedModel, *, num_slots: int = 320, block_size: int 
 
 def assert_all_free(engine: Engine) -> None:
     manager = engine.cache.manager
-    assert manager.stats().num_free == manager.num_blocks
+    assert manager.stats().num_available == manager.num_blocks
     assert manager.stats().num_sequences == 0
     manager.validate()
 

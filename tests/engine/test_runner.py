@@ -31,4 +31,4 @@ def test_a_model_that_ignores_our_attention_is_refused_at_its_first_step(family:
     for _ in range(2):
         with pytest.raises(UnsupportedModel, match=type(model).__name__):
             engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
-        assert engine.cache.manager.stats().num_free == 8
+        assert engine.cache.manager.stats().num_available == 8

@@ -24,8 +24,16 @@ def new_request(index: int, prompt_len: int, max_tokens: int, stop_token_ids: fr
     return Request(index, prompt, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
 
 
-def new_scheduler(num_blocks: int, max_batch_tokens: int = 64, max_sequences: int = 16) -> Scheduler:
-    manager = BlockManager(num_blocks, BLOCK_SIZE, max_sequences=max_sequences, max_sequence_len=2048)
+def new_scheduler(
+    num_blocks: int, max_batch_tokens: int = 64, max_sequences: int = 16, *, prefix_caching: bool = True
+) -> Scheduler:
+    manager = BlockManager(
+        num_blocks,
+        BLOCK_SIZE,
+        max_sequences=max_sequences,
+        max_sequence_len=2048,
+        prefix_caching=prefix_caching,
+    )
     return Scheduler(manager, max_batch_tokens=max_batch_tokens)
 
 
@@ -54,7 +62,7 @@ def run(
 def assert_all_free(scheduler: Scheduler) -> None:
     assert scheduler.num_running == 0
     assert scheduler.num_waiting == 0
-    assert scheduler.manager.stats().num_free == scheduler.manager.num_blocks
+    assert scheduler.manager.stats().num_available == scheduler.manager.num_blocks
     assert scheduler.manager.stats().num_sequences == 0
     scheduler.manager.validate()
 
@@ -140,13 +148,14 @@ def test_two_that_need_30_of_50_blocks_run_one_after_the_other() -> None:
 
 
 def test_every_sequence_wastes_less_than_a_block() -> None:
-    scheduler = new_scheduler(num_blocks=60, max_batch_tokens=40)
+    scheduler = new_scheduler(num_blocks=60, max_batch_tokens=40, prefix_caching=False)
     wasted = []
 
     def measure(plan: Plan) -> None:
         slots = scheduler.manager.stats().num_in_use * BLOCK_SIZE
         tokens = scheduler.num_computed_tokens + plan.num_tokens
         assert 0 <= slots - tokens < len(plan.handles) * BLOCK_SIZE
+        assert scheduler.num_empty_slots(plan) == slots - tokens
         wasted.append(slots - tokens)
 
     run(scheduler, [new_request(index, 3 + 17 * index, 20) for index in range(8)], measure)

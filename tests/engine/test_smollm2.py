@@ -50,7 +50,7 @@ def test_batched_answers_are_those_of_each_prompt_alone(
     ]
     assert wrong == []
     assert engine.report().peak_running < len(prompts), "the pool was to be too small for all at once"
-    assert engine.cache.manager.stats().num_free == 64
+    assert engine.cache.manager.stats().num_available == 64
     engine.cache.manager.validate()
 
 

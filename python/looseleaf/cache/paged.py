@@ -17,7 +17,7 @@ from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.sizing import memory_budget, num_blocks_for_budget
 
 if TYPE_CHECKING:
-    from looseleaf.allocator import Stats
+    from looseleaf.allocator import Namespace, Stats
     from looseleaf.allocator.manager import Integers, Sequences
 
 __all__ = ["PagedKVCache"]
@@ -62,6 +62,7 @@ class PagedKVCache:
         max_sequences: int = 256,
         max_sequence_len: int = 8192,
         max_batch_tokens: int = 2048,
+        prefix_caching: bool = True,
     ) -> None:
         """Allocate the pool and the buffers of a step.
 
@@ -78,6 +79,8 @@ class PagedKVCache:
             max_sequences: sequences that can be alive at once; rows of a step.
             max_sequence_len: tokens that a sequence may hold.
             max_batch_tokens: new tokens of a step, over all sequences, at most.
+            prefix_caching: keep computed blocks after their last holder, for prompts that begin alike, until an
+                allocation needs them.
 
         Raises:
             OutOfMemory: the device does not have that much memory.
@@ -95,7 +98,11 @@ class PagedKVCache:
             )
             num_blocks = num_blocks_for_budget(_budget(memory, device), shape, block_size)
         self.manager = BlockManager(
-            num_blocks, block_size, max_sequences=max_sequences, max_sequence_len=max_sequence_len
+            num_blocks,
+            block_size,
+            max_sequences=max_sequences,
+            max_sequence_len=max_sequence_len,
+            prefix_caching=prefix_caching,
         )
         self.storage = KVStorage(
             num_blocks,
@@ -112,12 +119,21 @@ class PagedKVCache:
             self._tables = DeviceTables(batch, self.storage.device)
         self.num_steps = 0
 
-    def admit(self, tokens: Integers, *, reserve: int | None = None) -> Sequence:
-        """Begin a sequence with the tokens of its prompt and allocate blocks for them.
+    def admit(
+        self,
+        tokens: Integers,
+        *,
+        reserve: int | None = None,
+        namespace: Namespace | None = None,
+        cache: bool = True,
+    ) -> Sequence:
+        """Begin a sequence: adopt the longest cached prefix of its prompt, allocate blocks for the rest.
 
         Args:
             tokens: token ids of the whole prompt: ints, or an int32 or int64 array; at least one, none negative.
             reserve: allocate blocks for so many tokens instead.
+            namespace: whose cached blocks may be shared; None: the namespace without parts.
+            cache: take part in the prefix cache; False: neither adopt nor publish, forks included.
 
         Raises:
             OutOfBlocks: not enough blocks now.
@@ -125,7 +141,7 @@ class PagedKVCache:
             TooManySequences: `max_sequences` are alive.
             EmptyPrompt, SequenceTooLong, InvalidArgument, InvalidType: `tokens` or `reserve` cannot be.
         """
-        return self.manager.admit(tokens, reserve=reserve)
+        return self.manager.admit(tokens, reserve=reserve, namespace=namespace, cache=cache)
 
     def step(
         self,

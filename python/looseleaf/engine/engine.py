@@ -206,10 +206,10 @@ class Engine:
         token_ids = greedy(self._runner.forward(step)).tolist()
         step.commit()
         num_running, num_blocks = self._scheduler.num_running, self._cache.manager.stats().num_in_use
-        num_tokens = self._scheduler.num_computed_tokens + plan.num_tokens
+        num_empty = self._scheduler.num_empty_slots(plan)
         served = self._scheduler.advance(plan, token_ids)
         self._meter.add_step(
-            perf_counter() - start, num_running=num_running, num_blocks=num_blocks, num_tokens=num_tokens
+            perf_counter() - start, num_running=num_running, num_blocks=num_blocks, num_empty=num_empty
         )
         return served
 

@@ -69,30 +69,29 @@ class Meter:
         self._peak_running = 0
         self._peak_blocks = 0
         self._sum_slots = 0
-        self._sum_tokens = 0
+        self._sum_empty = 0
 
-    def add_step(self, seconds: float, *, num_running: int, num_blocks: int, num_tokens: int) -> None:
+    def add_step(self, seconds: float, *, num_running: int, num_blocks: int, num_empty: int) -> None:
         """Count a step.
 
         Args:
             seconds: how long it took.
             num_running: requests that hold a sequence.
             num_blocks: blocks in use after it.
-            num_tokens: tokens in those blocks.
+            num_empty: slots without a token in those blocks.
         """
         self._seconds += seconds
         self._num_steps += 1
         self._peak_running = max(self._peak_running, num_running)
         self._peak_blocks = max(self._peak_blocks, num_blocks)
         self._sum_slots += num_blocks * self._block_size
-        self._sum_tokens += num_tokens
+        self._sum_empty += num_empty
 
     def report(self, requests: Collection[Request]) -> Report:
         """Sum up, with what the requests of the run say of themselves."""
         accepted = [request for request in requests if request.finish_reason != "error"]
         num_generated = sum(len(request.token_ids) for request in accepted)
         longest = max((request.max_len for request in accepted), default=0)
-        wasted = self._sum_slots - self._sum_tokens
         return Report(
             num_requests=len(requests),
             num_finished=sum(request.finish_reason is not None for request in accepted),
@@ -106,5 +105,5 @@ class Meter:
             paged_bytes=self._peak_blocks * self._block_size * self._bytes_per_token,
             padded_bytes=self._peak_running * longest * self._bytes_per_token,
             contiguous_bytes=self._peak_running * self._max_sequence_len * self._bytes_per_token,
-            wasted_slots_percent=100 * wasted / self._sum_slots if self._sum_slots else 0.0,
+            wasted_slots_percent=100 * self._sum_empty / self._sum_slots if self._sum_slots else 0.0,
         )

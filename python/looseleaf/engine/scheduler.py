@@ -99,6 +99,16 @@ class Scheduler:
         """Tokens whose keys and values are in the cache, over all running requests."""
         return int(self._live_rows["num_computed"].sum())
 
+    def num_empty_slots(self, plan: Plan) -> int:
+        """Slots without a token in the blocks of the running requests, once the step of `plan` is computed.
+
+        Blocks are allocated as tokens reach them, and shared ones are full: only the last block of a sequence has empty
+        slots.
+        """
+        lengths = self._live_rows["num_computed"].copy()
+        lengths[: len(plan.num_new)] += plan.num_new
+        return int((-lengths % self.manager.block_size).sum())
+
     def submit(self, request: Request) -> None:
         """Queue a request.
 
