@@ -69,8 +69,8 @@ def main() -> None:
     prompt = np.arange(PROMPT_LEN, dtype=np.int32)
     sequences = []
     for name in range(NUM_SEQUENCES):
-        sequence = manager.admit(prompt)
-        manager.reserve([sequence], PROMPT_LEN)
+        sequence = manager.admit(prompt + 10_000 * name)  # different prompts: nothing is shared
+        manager.reserve([sequence])
         manager.commit([sequence])
         lists.admit(name, PROMPT_LEN)
         sequences.append(sequence)
