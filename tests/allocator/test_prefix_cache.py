@@ -83,6 +83,20 @@ def test_a_part_that_is_no_text_is_refused(wrong: object) -> None:
         BlockManager(4).lookup([1], namespace="tenant")  # type: ignore[arg-type]
 
 
+def test_arguments_of_another_kind_are_refused() -> None:
+    wrong: list[tuple[str, dict[str, object]]] = [
+        ("weight_epoch", {"weight_epoch": -1}),
+        ("weight_epoch", {"weight_epoch": "1"}),
+        ("adapter", {"adapter": ("id",)}),
+        ("adapter", {"adapter": "id"}),
+        ("parts", {"parts": ["a"]}),
+        ("salt", {"salt": 3}),
+    ]
+    for argument, arguments in wrong:
+        with pytest.raises(looseleaf.LooseleafError, match=argument):
+            Namespace(**arguments)  # type: ignore[arg-type]
+
+
 def test_equal_parts_make_equal_namespaces() -> None:
     one = Namespace(salt="a", weight_epoch=2, parts={"x": b"1", "y": "2"})
     two = Namespace(parts={"y": b"2", "x": "1"}, weight_epoch=2, salt=b"a")
@@ -141,6 +155,14 @@ def test_can_admit_agrees_with_an_admission_that_follows() -> None:
         else:
             assert can
         manager.validate()
+
+
+def test_a_number_of_tokens_takes_no_other_wishes() -> None:
+    manager = BlockManager(5, 4)
+    assert manager.can_admit(20)
+    for wish in ({"reserve": 100}, {"namespace": Namespace(salt="a")}, {"cache": False}):
+        with pytest.raises(looseleaf.errors.InvalidArgument, match="need its token ids"):
+            manager.can_admit(5, **wish)
 
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:

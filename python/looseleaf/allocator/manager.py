@@ -12,7 +12,7 @@ from looseleaf._core import Stats
 from looseleaf.allocator.batch import Batch
 from looseleaf.allocator.namespace import Namespace
 from looseleaf.allocator.sequence import Sequence
-from looseleaf.errors import InvalidType, UnknownSequence
+from looseleaf.errors import InvalidArgument, InvalidType, UnknownSequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as PySequence
@@ -207,9 +207,17 @@ class BlockManager:
             reserve: as for `admit`, with a prompt.
             namespace: as for `admit`, with a prompt.
             cache: as for `admit`, with a prompt.
+
+        Returns:
+            False also where `admit` would raise another error than OutOfBlocks.
+
+        Raises:
+            InvalidArgument, InvalidType: an argument cannot be.
         """
         if isinstance(prompt, Iterable):
             return self._core.can_admit_prompt(prompt, reserve, _key(namespace), cache)
+        if reserve is not None or namespace is not None or not cache:
+            raise InvalidArgument(f"prompt is {prompt}; reserve, namespace and cache need its token ids")
         return self._core.can_admit(prompt)
 
     def lookup(self, tokens: Integers, *, namespace: Namespace | None = None) -> Lookup:
@@ -239,7 +247,7 @@ class BlockManager:
         """Drop the content of the least recently used cached blocks without holders; they are free afterwards.
 
         Args:
-            num_blocks: blocks to evict at most.
+            num_blocks: blocks to evict at most, and the cached ones behind them.
 
         Returns:
             Number of blocks evicted.
@@ -326,8 +334,8 @@ class BlockManager:
         Returns:
             num_blocks; num_free (on the free stack); num_idle (cached, without holders); num_available (free + idle:
             what an admission can get); num_in_use; peak_in_use; num_sequences alive; and since the beginning
-            num_allocated and num_released blocks, num_copies (copy-on-write), num_evicted blocks, and num_hit_tokens
-            found in the cache of num_looked_up tokens of admitted prompts.
+            num_allocated and num_released blocks, num_copies (copy-on-write), num_evicted blocks that gave way to
+            allocations, and num_hit_tokens found in the cache of num_looked_up tokens of admitted prompts.
         """
         return self._core.stats()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from looseleaf import _core
+from looseleaf.errors import InvalidArgument, InvalidType
 
 __all__ = ["Namespace"]
 
@@ -21,7 +24,8 @@ class Namespace:
         parts: anything else that changes what a block holds, by name, such as the digest of an image.
 
     Raises:
-        InvalidType: a part is neither str nor bytes.
+        InvalidType: a part is neither str nor bytes, or an argument is of another type.
+        InvalidArgument: `weight_epoch` is out of range.
 
     Example:
         >>> Namespace(salt="S") == Namespace(adapter=("S", ""))
@@ -40,6 +44,9 @@ class Namespace:
         weight_epoch: int | None = None,
         parts: dict[str, str | bytes] | None = None,
     ) -> None:
+        _check_types(adapter, weight_epoch, parts)
+        if weight_epoch is not None and not 0 <= weight_epoch < 2**64:
+            raise InvalidArgument(f"weight_epoch is {weight_epoch}, must be 0 to {2**64 - 1}")
         self._core = _core.Namespace(salt, adapter, weight_epoch, parts or {})
 
     @property
@@ -53,5 +60,17 @@ class Namespace:
     def __hash__(self) -> int:
         return hash(self._core)
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType("a Namespace may hold a salt, it cannot be copied or pickled; pass its parts on")
+
     def __repr__(self) -> str:
         return f"Namespace(<{len(self.key)} bytes>)"
+
+
+def _check_types(adapter: object, weight_epoch: object, parts: object) -> None:
+    if not isinstance(weight_epoch, int | None):
+        raise InvalidType(f"weight_epoch has type {type(weight_epoch).__name__}, must be an int")
+    if adapter is not None and not (isinstance(adapter, tuple) and len(adapter) == 2):  # noqa: PLR2004 - a pair
+        raise InvalidType("adapter must be a tuple of its id and its version")
+    if not isinstance(parts, dict | None):
+        raise InvalidType(f"parts has type {type(parts).__name__}, must be a dict")

@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def cache(self) -> PagedKVCache:
-        """The pool. All of its blocks are free while nothing runs."""
+        """The pool. All of its blocks are available (free, or cached) while nothing runs."""
         return self._cache
 
     def generate(
@@ -157,7 +157,7 @@ class Engine:
     ) -> Generator[TokenEvent, None, None]:
         """Answer prompts, token by token.
 
-        Closing the iterator early, or an exception in a step, drops what is unfinished and frees every block.
+        Closing the iterator early, or an exception in a step, drops what is unfinished and gives back every block.
 
         Args:
             prompts: as for `generate`.

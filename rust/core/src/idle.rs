@@ -7,8 +7,8 @@
 //!
 //! The order is an unrolled list: chunks of [`CHUNK`] places, linked both ways, each block knowing its place. Leaving from the
 //! middle leaves a hole; a chunk without blocks goes, and two neighbors that fit into one are merged. So every operation is O(1)
-//! (a merge moves at most one chunk, and a chunk has to lose half its blocks first), nothing is allocated after the
-//! construction, and the next victims lie side by side: a linked list of single blocks would wait for memory at every one of
+//! (a merge moves at most one chunk, and a chunk has to lose half its blocks first), chunks are allocated when first needed
+//! and then kept, and the next victims lie side by side: a linked list of single blocks would wait for memory at every one of
 //! them.
 //!
 //! Everything else talks to this module by [`IdleOrder::push`], [`IdleOrder::remove`] and [`IdleOrder::oldest`] alone; another

@@ -48,7 +48,8 @@ impl Locked<'_> {
         Ok(sum)
     }
 
-    /// Drops the content of the oldest idle blocks, at most `num_blocks`, which are free afterwards. Returns how many.
+    /// Drops the content of the oldest idle blocks, at most `num_blocks` and the idle ones behind them, which are free afterwards.
+    /// Returns how many.
     ///
     /// # Errors
     /// [`Error::Corrupt`] only.

@@ -1,11 +1,12 @@
 //! `BlockManager`: sequences and their block tables over one pool of blocks.
 //!
 //! Every call locks the manager's one mutex once ([`BlockManager::lock`]) and works on the [`Locked`] guard. Only
-//! [`BlockManager::bury`] (a dropped handle) and the statistics of the pool need no lock. Each call checks first and changes
+//! [`BlockManager::bury`], [`BlockManager::retain_blocks`] and [`BlockManager::release_blocks`] need no lock. Each call checks first and changes
 //! afterwards, so that a call that fails has changed nothing.
 //!
-//! Memory: the sequence places are made once; the table and token rows of a place are reserved at its first admission, at their
-//! largest size, and kept. The step path allocates nothing after the first steps of a given size.
+//! Memory: the sequence places and the tables are made once, the token row of a place at its first admission, all at their largest
+//! size; what no sequence has reached takes no memory of the system. The step path allocates nothing after the first steps of a
+//! given size.
 
 use crate::block_size::BlockSize;
 use crate::graveyard::Graveyard;

@@ -11,7 +11,8 @@
 //! * The same holds for our own take and our own walk. Hence at any head that we can read, the blocks pushed exceed the blocks
 //!   popped by at least what we hold.
 //!
-//! A stack that is too short for a holder of credits is therefore a bug and is reported as such, not waited for.
+//! A stack that is too short for a holder of credits is therefore a bug and is reported as such, not waited for. A manager with a
+//! prefix cache also promises the blocks of its idle list; what the stack lacks then comes from there, under the mutex.
 //!
 //! The credits and the stack's head have cache lines of their own. An allocation or a release of any number of blocks writes
 //! each of the two lines once.
@@ -29,7 +30,7 @@ use crate::{BlockId, Config, Error, FreeStack, PoolStats};
 /// The blocks of a manager: who holds how many references, and which are free.
 ///
 /// Every method takes `&self` and may be called from any thread. `allocate`, `retain` and `release` are lock-free, reserve no
-/// memory and are O(number of blocks). The memory is reserved by [`new`](Self::new): 12 bytes per block.
+/// memory and are O(number of blocks). The memory is reserved by [`new`](Self::new): 16 bytes per block.
 ///
 /// # Examples
 ///

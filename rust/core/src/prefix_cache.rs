@@ -62,6 +62,7 @@ impl PrefixCache {
     /// Takes one holder from each block, the last one first, so that a sequence's leaf is older than its ancestors.
     pub(crate) fn release(&mut self, pool: &BlockPool, blocks: &[BlockId]) -> Result<(), Error> {
         let mut freed = Chain::default();
+        let mut result = Ok(());
         let mut num_idle = 0;
         for &block in blocks.iter().rev() {
             match pool.checked_word(block)?.release_locked() {
@@ -71,12 +72,16 @@ impl PrefixCache {
                     self.idle.push(block);
                     num_idle += 1;
                 }
-                Settled::Refused(word) => return Err(corrupt(block, "released", word)),
+                Settled::Refused(word) => {
+                    result = Err(corrupt(block, "released", word));
+                    break;
+                }
             }
         }
+        // Also where the call has failed: what was settled is promised.
         pool.add_credits(num_idle);
         pool.give_back(&freed);
-        Ok(())
+        result
     }
 
     /// Takes one holder from each block, as [`release`](Self::release) does, and drops the content of those without holders.
@@ -162,7 +167,7 @@ impl PrefixCache {
         }
     }
 
-    /// Drops the content of a block and of all that stands behind it. Returns how many blocks somebody still holds.
+    /// Drops the content of a block and of all that stands behind it.
     pub(crate) fn unpublish(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
         self.unpublish_below(pool, block)?;
         self.remove_from_tree(block)?;

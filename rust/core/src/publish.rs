@@ -2,8 +2,8 @@
 //!
 //! Only full, computed blocks whose tokens are known are published, in order, each behind its published predecessor. Where the
 //! content is there already, the sequence adopts the canonical block and gives up its own copy: so duplicates die at commit, and
-//! every holder of a published block holds all its ancestors. A sequence that cannot adopt (its own block is shared, or no block
-//! is free to stand in for an idle one) stops publishing, and so do its forks from then on.
+//! every holder of a published block holds all its ancestors. A sequence that cannot adopt, because a fork shares its own block,
+//! stops publishing, and so do its forks from then on.
 
 use crate::holds::Holds;
 use crate::prefix_cache::PrefixCache;
@@ -100,8 +100,9 @@ fn adopt(
     if pool.count(own) - holds.get(own).tally > 1 {
         return Ok(false);
     }
-    if cache.is_idle(canonical) && pool.take_credits(1).is_err() {
-        return Ok(false);
+    if cache.is_idle(canonical) {
+        // Its own credit, which nobody else takes under the mutex.
+        pool.take_credits(1)?;
     }
     cache.hit(pool, canonical)?;
     Ok(true)

@@ -77,7 +77,7 @@ impl PushList {
         if self.is_empty() {
             return;
         }
-        // Acquire: pairs with the Release in `push`.
+        // Acquire: pairs with the Release in `push_chain`.
         let mut cursor = self.reverse(self.head.swap(NIL, Ordering::Acquire));
         while let Some((index, link)) = self.entry(cursor) {
             cursor = link.load(Ordering::Relaxed); // before the entry can be pushed again

@@ -53,8 +53,8 @@ impl Locked<'_> {
         self.release_with(handles, true)
     }
 
-    /// As [`release`](Self::release); with `cache` false, what nobody else holds of the content that these sequences have added to
-    /// the prefix cache is dropped.
+    /// As [`release`](Self::release); with `cache` false, what nobody else holds of their cached content is dropped, from the first
+    /// block on that was not a whole hit of the admission, and what is cached behind it.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`] or [`Error::DuplicateSequence`]; nothing has changed then.

@@ -71,6 +71,7 @@ pub struct Lengths {
     pub reserved: u32,
     /// Tokens whose keys and values are in the cache.
     pub computed: u32,
-    /// Tokens that were in the cache when the sequence began: the prefix hit of its admission, or its parent's computed tokens.
+    /// Tokens that were in the cache when the sequence began: the prefix hit of its admission, or its parent's computed tokens. At
+    /// most the present length.
     pub cached: u32,
 }

@@ -21,7 +21,7 @@ pub struct PoolStats {
 /// What a manager has done and has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Of its pool.
+    /// Of its pool; here `num_free` counts the blocks on the free stack only.
     pub pool: PoolStats,
     /// Blocks that are cached and have no holder; not in `pool.num_free`.
     pub num_idle: u32,

@@ -28,7 +28,7 @@ pub enum Counts<'a> {
 pub struct Reserve<'a> {
     /// The sequences, in the order of the batch's rows.
     pub handles: &'a [i64],
-    /// New tokens of each sequence in this step; 0 is allowed and does nothing.
+    /// New tokens of each sequence in this step. 0 is allowed: no slots, and a pending copy is emitted again.
     pub num_new: Counts<'a>,
     /// Ids of those new tokens that are not known yet, in batch order; exactly that many, or none at all: then they stay unknown.
     pub tokens: Option<&'a [i32]>,
@@ -241,9 +241,8 @@ impl Locked<'_> {
                 end,
                 num_blocks: 0,
             };
-            let capacity = end
-                .saturating_add(request.lookahead)
-                .min(self.config.max_sequence_len());
+            let capacity = (u64::from(end) + u64::from(request.lookahead)).min(self.longest);
+            let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
             if capacity > sequence.capacity && num_new > 0 {
                 planned.num_blocks = self.block_size.blocks_for(capacity) - sequence.num_blocks;
                 totals.blocks += u64::from(planned.num_blocks);

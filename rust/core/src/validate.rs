@@ -21,13 +21,18 @@ impl Locked<'_> {
     /// ([`retain_blocks`](crate::BlockManager::retain_blocks)), once per occurrence.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the first disagreement found.
+    /// [`Error::Corrupt`] with the first disagreement found, [`Error::InvalidArgument`] if a block is outside the pool.
     pub fn validate_beside(&mut self, held: &[BlockId]) -> Result<(), Error> {
         self.begin()?;
         let mut counts = vec![0; self.config.num_blocks() as usize + 1];
         for block in held {
-            counts[block.index()] += 1;
+            let count = counts.get_mut(block.index());
+            *count.ok_or_else(|| Error::InvalidArgument {
+                argument: "held",
+                message: format!("has {block}, outside the pool"),
+            })? += 1;
         }
+        let held = counts.clone();
         let mut pending_copies = 0;
         for (index, sequence) in self.state.sequences.iter().enumerate() {
             if !sequence.is_alive {
@@ -38,18 +43,18 @@ impl Locked<'_> {
                 continue;
             }
             self.check_lengths(index, sequence)?;
-            self.check_tail(index, sequence)?;
+            self.check_tail(index, sequence, &held)?;
             for block in self.state.tables.blocks(index, sequence.num_blocks) {
                 counts[block.index()] += 1;
             }
             if let Some(pending) = self.state.pending[index] {
                 pending_copies += 1;
                 counts[pending.source.index()] += 1;
-                let is_private = pending.column < sequence.num_blocks
-                    && self
-                        .pool
-                        .count(self.state.tables.block(index, pending.column))
-                        == 1;
+                ensure(pending.column < sequence.num_blocks, || {
+                    format!("the destination of a copy in place {index} is not in its table")
+                })?;
+                let destination = self.state.tables.block(index, pending.column);
+                let is_private = self.pool.count(destination) == 1 + held[destination.index()];
                 ensure(is_private, || {
                     format!("the destination of a copy in place {index} is not private")
                 })?;
@@ -79,9 +84,7 @@ impl Locked<'_> {
 
     /// The tree and the words say the same, and every holder of a published block holds all its ancestors.
     fn check_published(&self, cache: &PrefixCache) -> Result<(), Error> {
-        cache.tree.validate().map_err(|error| Error::Corrupt {
-            message: format!("the prefix tree: {error}"),
-        })?;
+        cache.tree.validate()?;
         let mut num_published = 0;
         for id in 1..=self.config.num_blocks() {
             let Some(block) = BlockId::new(id) else {
@@ -131,13 +134,14 @@ impl Locked<'_> {
     }
 
     /// A tail that is written without looking must be nobody else's.
-    fn check_tail(&self, index: usize, sequence: &Sequence) -> Result<(), Error> {
+    fn check_tail(&self, index: usize, sequence: &Sequence, held: &[u32]) -> Result<(), Error> {
         let column = self.block_size.column(sequence.computed);
         if !sequence.owns_tail || column >= sequence.num_blocks {
             return Ok(());
         }
-        let (count, is_published) = self.pool.holders(self.state.tables.block(index, column));
-        ensure(count == 1 && !is_published, || {
+        let tail = self.state.tables.block(index, column);
+        let (count, is_published) = self.pool.holders(tail);
+        ensure(count == 1 + held[tail.index()] && !is_published, || {
             format!(
                 "place {index} takes its tail for its own, {count} hold it, published: {is_published}"
             )

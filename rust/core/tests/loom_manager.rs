@@ -1,6 +1,7 @@
 //! Every interleaving of a transfer that ends without the mutex and one call that holds it: the inbox, the idle list and the tree.
 #![cfg(looseleaf_loom)]
 
+#[expect(dead_code, reason = "shared with models that use the rest")]
 mod explore;
 
 use explore::{Size, explore, join};

@@ -323,6 +323,7 @@ fn run(seed: u64, operations: u32) {
 fn every_sequence_reads_its_own_content() {
     let operations: u64 = std::env::var("LOOSELEAF_OPERATIONS")
         .map_or(20_000, |text| text.parse().expect("a number"));
+    assert!(operations >= 500, "one round takes 500");
     for round in 0..operations / 500 {
         let seed = 0x9876_5432 + round * 104_729;
         let outcome = std::panic::catch_unwind(|| run(seed, 500));

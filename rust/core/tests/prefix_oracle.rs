@@ -410,6 +410,7 @@ fn run(seed: u64, operations: u32) {
 fn hits_counts_evictions_and_content_are_those_of_the_oracle() {
     let operations: u64 = std::env::var("LOOSELEAF_OPERATIONS")
         .map_or(20_000, |text| text.parse().expect("a number"));
+    assert!(operations >= 500, "one round takes 500");
     let per_seed = 500;
     for round in 0..operations / per_seed {
         let seed = 0x1234_5678 + round * 7919;

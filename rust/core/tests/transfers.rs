@@ -42,6 +42,25 @@ fn a_block_that_a_transfer_holds_is_neither_free_nor_evicted() -> Result<(), Err
 }
 
 #[test]
+fn a_transfer_may_hold_the_tail_of_a_living_sequence() -> Result<(), Error> {
+    let manager = manager(4);
+    let (handle, blocks) = compute(&manager, &[1, 2, 3, 4, 5])?;
+    manager.retain_blocks(&blocks)?;
+    let mut locked = manager.lock()?;
+    locked.validate_beside(&blocks)?;
+    assert!(locked.validate().is_err());
+    let outside = BlockId::new(99).expect("an id");
+    assert!(matches!(
+        locked.validate_beside(&[outside]),
+        Err(Error::InvalidArgument { .. })
+    ));
+    locked.release(&[handle])?;
+    drop(locked);
+    manager.release_blocks(&blocks)?;
+    manager.lock()?.validate()
+}
+
+#[test]
 fn an_ancestor_that_is_evicted_before_a_held_descendant_takes_it_out_of_the_tree()
 -> Result<(), Error> {
     let manager = manager(4);

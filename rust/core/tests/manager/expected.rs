@@ -201,7 +201,8 @@ impl Oracle {
         let block_size = self.config.block_size();
         let capacity = end
             .saturating_add(lookahead)
-            .min(self.config.max_sequence_len());
+            .min(self.config.max_sequence_len())
+            .min(self.config.num_blocks() * block_size);
         let capacity = if end == sequence.computed {
             0
         } else {

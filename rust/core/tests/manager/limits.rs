@@ -11,6 +11,22 @@ fn engine(num_blocks: u32, max_sequences: u32, max_sequence_len: u32) -> Engine 
 }
 
 #[test]
+fn a_lookahead_ends_with_the_pool() {
+    let mut engine = Engine::with(Config::new(2, 2, 4, 64).expect("sizes in range"), 16);
+    let sequence = engine.prefill(&[1]);
+    let mut locked = engine.lock();
+    let handles = [sequence];
+    let request = Reserve {
+        num_new: Counts::Same(1),
+        lookahead: 100,
+        ..Reserve::new(&handles)
+    };
+    assert_eq!(locked.reserve(&request, None), Ok(1));
+    assert_eq!(locked.blocks(sequence).expect("alive").len(), 2);
+    locked.validate().expect("consistent");
+}
+
+#[test]
 fn every_block_can_be_had_and_not_one_more() {
     let mut engine = engine(4, 4, 64);
     let first = engine.admit(&prompt(1, 15));
