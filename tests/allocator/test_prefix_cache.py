@@ -172,6 +172,11 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     assert (manager.stats().num_free, manager.stats().num_idle) == (8, 0)
 
 
+def test_sizes_that_no_machine_has_are_refused() -> None:
+    with pytest.raises(looseleaf.errors.OutOfMemory, match="bytes"):
+        BlockManager(2**31 - 2, 1, max_sequences=2**31 - 1, max_sequence_len=2**31 - 1)
+
+
 def test_hit_rates_are_counted_in_tokens() -> None:
     manager = BlockManager(16, 4)
     compute(manager, list(range(8)))

@@ -101,6 +101,7 @@ class BlockManager:
 
         Raises:
             InvalidArgument: one of them is out of range.
+            OutOfMemory: the system refuses the memory of so many blocks or sequences.
         """
         self._core = _core.BlockManager(num_blocks, block_size, max_sequences, max_sequence_len, prefix_caching)
         self._batch: Batch[Any] | None = None

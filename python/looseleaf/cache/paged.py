@@ -97,13 +97,7 @@ class PagedKVCache:
                 num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype_name(dtype)
             )
             num_blocks = num_blocks_for_budget(_budget(memory, device), shape, block_size)
-        self.manager = BlockManager(
-            num_blocks,
-            block_size,
-            max_sequences=max_sequences,
-            max_sequence_len=max_sequence_len,
-            prefix_caching=prefix_caching,
-        )
+        # The tensors first: they are what does not fit, and say so.
         self.storage = KVStorage(
             num_blocks,
             block_size,
@@ -112,6 +106,13 @@ class PagedKVCache:
             head_dim=head_dim,
             dtype=dtype,
             device=device,
+        )
+        self.manager = BlockManager(
+            num_blocks,
+            block_size,
+            max_sequences=max_sequences,
+            max_sequence_len=max_sequence_len,
+            prefix_caching=prefix_caching,
         )
         is_gpu = self.storage.device.type == "cuda"
         with torch.inference_mode(mode=False):

@@ -61,7 +61,7 @@ def size(
     head_dim: Annotated[int | None, typer.Option(min=1, help="Elements of a head; instead of CONFIG.")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, float16 or bfloat16.", show_default="that of CONFIG, else float16"),
+        typer.Option(help="float32, float16 or bfloat16.", show_default="that of CONFIG; without CONFIG float16"),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory for the cache, such as 24GiB or 80GB.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,

@@ -12,6 +12,7 @@ import_exception!(looseleaf.errors, InvalidArgument);
 import_exception!(looseleaf.errors, InvalidType);
 import_exception!(looseleaf.errors, NeverFits);
 import_exception!(looseleaf.errors, OutOfBlocks);
+import_exception!(looseleaf.errors, OutOfMemory);
 import_exception!(looseleaf.errors, SequenceTooLong);
 import_exception!(looseleaf.errors, StaleSequence);
 import_exception!(looseleaf.errors, TooManySequences);
@@ -54,6 +55,7 @@ pub(crate) fn to_python(error: Error) -> PyErr {
             limit,
         } => BatchTooSmall::new_err((what, requested, limit)),
         Error::InvalidArgument { .. } => InvalidArgument::new_err(error.to_string()),
+        Error::OutOfMemory { requested_bytes } => OutOfMemory::new_err((requested_bytes, 0, "cpu")),
         // NotHeld, Corrupt, Poisoned: the allocator's own state is wrong, whatever the caller passed.
         error => CorruptState::new_err(error.to_string()),
     }

@@ -99,6 +99,13 @@ pub enum Error {
         message: String,
     },
 
+    /// The system does not give so much memory.
+    #[error("the manager's arrays need {requested_bytes} bytes, which the system refuses")]
+    OutOfMemory {
+        /// Bytes that the manager would have taken.
+        requested_bytes: u64,
+    },
+
     /// A thread panicked inside the manager; its state is unknown.
     #[error("a thread panicked inside the manager; build a new one")]
     Poisoned,

@@ -56,8 +56,9 @@ impl BlockManager {
     /// A manager whose blocks are all free.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the pool cannot have so many blocks.
+    /// [`Error::InvalidArgument`] if the pool cannot have so many blocks, [`Error::OutOfMemory`] if the system refuses the memory.
     pub fn new(config: Config) -> Result<Self, Error> {
+        check_memory(&config)?;
         let max_sequences = config.max_sequences();
         let longest = u64::from(config.max_sequence_len())
             .min(u64::from(config.num_blocks()) * u64::from(config.block_size()));
@@ -192,4 +193,23 @@ pub(crate) fn check_tokens(tokens: &[i32]) -> Result<(), Error> {
             message: format!("has {token}, token ids must not be negative"),
         }),
     }
+}
+
+/// Refuses sizes that the system refuses: the arrays themselves would end the process. Reserves the sum of them and gives it back.
+fn check_memory(config: &Config) -> Result<(), Error> {
+    // Word, two links; home and place in the idle order.
+    let per_block = if config.prefix_seed().is_some() {
+        16 + 12
+    } else {
+        16
+    };
+    // The line of a sequence, what stands beside it, its table row and the tail of its tokens.
+    let columns = config.max_blocks_per_sequence().min(config.num_blocks());
+    let per_sequence = 128 + 4 * u64::from(columns) + 4 * u64::from(config.block_size());
+    let requested_bytes = u64::from(config.num_blocks())
+        .saturating_mul(per_block)
+        .saturating_add(u64::from(config.max_sequences()).saturating_mul(per_sequence));
+    let refused = Error::OutOfMemory { requested_bytes };
+    let len = usize::try_from(requested_bytes).map_err(|_| refused.clone())?;
+    Vec::<u8>::new().try_reserve_exact(len).map_err(|_| refused)
 }

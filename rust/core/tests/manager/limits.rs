@@ -11,6 +11,17 @@ fn engine(num_blocks: u32, max_sequences: u32, max_sequence_len: u32) -> Engine 
 }
 
 #[test]
+fn sizes_that_no_machine_has_are_refused_not_tried() {
+    let config =
+        Config::new(Config::MAX_BLOCKS, 1, 2_147_483_647, 2_147_483_647).expect("in range");
+    let refused = BlockManager::new(config).map(drop);
+    assert!(
+        matches!(refused, Err(Error::OutOfMemory { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_lookahead_ends_with_the_pool() {
     let mut engine = Engine::with(Config::new(2, 2, 4, 64).expect("sizes in range"), 16);
     let sequence = engine.prefill(&[1]);
