@@ -49,7 +49,10 @@ def interrupt_after() -> Iterator[list[int]]:
                 signal.raise_signal(signal.SIGINT)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    # A process that was started in the background ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield at
+    signal.signal(signal.SIGINT, before)
     handle.remove()
 
 
