@@ -337,3 +337,62 @@ fn a_shape_follows_from_the_manager() {
         ));
     }
 }
+
+/// One new token with its id for each: the step that is taken most, by a way of its own.
+#[test]
+fn a_decode_step_checks_what_any_step_checks() {
+    let config = Config::new(32, 4, 4, 64).expect("sizes in range");
+    let mut engine = Engine::with(config, 4);
+    let rows: Vec<i64> = (0..4).map(|token| engine.prefill(&[token])).collect();
+    let before = (engine.stats(), engine.batch.buffers.clone());
+    let tokens = [10, 11, 12, 13];
+    let decode = Reserve {
+        num_new: Counts::Same(1),
+        tokens: Some(&tokens),
+        ..Reserve::new(&rows)
+    };
+
+    for wrong in [&[10, 11, 12, -1][..], &tokens[..3], &[10, 11, 12, 13, 14]] {
+        let answer = engine.try_reserve(&Reserve {
+            tokens: Some(wrong),
+            ..decode
+        });
+        assert!(
+            matches!(
+                answer,
+                Err(Error::InvalidArgument {
+                    argument: "tokens",
+                    ..
+                })
+            ),
+            "{answer:?}"
+        );
+    }
+    let twice = [rows[0], rows[1], rows[2], rows[0]];
+    let answer = engine.try_reserve(&Reserve {
+        handles: &twice,
+        ..decode
+    });
+    assert_eq!(answer, Err(Error::DuplicateSequence { handle: rows[0] }));
+
+    let mut wrong = BoundBatch::new(shape(4, 16, 4));
+    wrong.buffers.token_ids.pop();
+    let mut narrow = BoundBatch::new(shape(4, 15, 4));
+    let mut short = BoundBatch::new(shape(4, 16, 3));
+    let mut locked = engine.lock();
+    for bound in [&mut wrong, &mut narrow, &mut short] {
+        let answer = locked.reserve(&decode, Some(bound.parts()));
+        assert!(
+            matches!(
+                answer,
+                Err(Error::BatchTooSmall { .. } | Error::InvalidArgument { .. })
+            ),
+            "{answer:?}"
+        );
+    }
+    drop(locked);
+    assert_eq!((engine.stats(), engine.batch.buffers.clone()), before);
+
+    engine.try_reserve(&decode).expect("room");
+    assert_eq!(engine.batch.buffers.token_ids, [10, 11, 12, 13]);
+}

@@ -1,5 +1,6 @@
 //! Handles: which are refused, and how a sequence ends.
 
+use std::hint;
 use std::sync::{Barrier, mpsc};
 use std::thread;
 
@@ -237,8 +238,9 @@ fn drops_from_many_threads_give_everything_back() {
 
 #[test]
 fn a_drop_and_a_release_at_once_end_a_sequence_once() {
-    const NUM_SEQUENCES: u32 = 64;
-    const NUM_ROUNDS: usize = 300;
+    // So many, and dropped so slowly, that the release runs among the drops in most rounds.
+    const NUM_SEQUENCES: u32 = 4096;
+    const NUM_ROUNDS: usize = 20;
     let config = Config::new(NUM_SEQUENCES, 4, NUM_SEQUENCES, 16).expect("sizes in range");
     let manager = BlockManager::new(config).expect("a valid configuration");
     let (send, receive) = mpsc::channel::<Vec<SeqId>>();
@@ -247,7 +249,8 @@ fn a_drop_and_a_release_at_once_end_a_sequence_once() {
         scope.spawn(|| {
             for ids in receive {
                 start.wait();
-                for id in ids {
+                for id in ids.into_iter().rev() {
+                    (0..20).for_each(|_| hint::spin_loop());
                     manager.bury(id);
                 }
                 start.wait();

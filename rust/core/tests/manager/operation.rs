@@ -122,10 +122,10 @@ fn operations() -> impl Strategy<Value = Operation> {
             |(rows, num_new, tokens, lookahead, batch)| Operation::Reserve { rows, num_new, tokens, lookahead, batch }
         ),
         // The step that an engine takes most.
-        12 => (rows(), any::<bool>()).prop_map(|(rows, batch)| Operation::Reserve {
+        12 => (rows(), decode_tokens(), any::<bool>()).prop_map(|(rows, tokens, batch)| Operation::Reserve {
             rows,
             num_new: Numbers::Same(1),
-            tokens: Given::Exactly,
+            tokens,
             lookahead: 0,
             batch: Some(batch),
         }),
@@ -170,6 +170,15 @@ fn given() -> impl Strategy<Value = Given> {
     prop_oneof![
         8 => Just(Given::Nothing),
         8 => Just(Given::Exactly),
+        1 => Just(Given::OneMore),
+        1 => Just(Given::OneLess),
+        1 => Just(Given::Negative),
+    ]
+}
+
+fn decode_tokens() -> impl Strategy<Value = Given> {
+    prop_oneof![
+        16 => Just(Given::Exactly),
         1 => Just(Given::OneMore),
         1 => Just(Given::OneLess),
         1 => Just(Given::Negative),
