@@ -32,7 +32,7 @@ test-rust: ## the Rust tests and doc tests
 test-python: $(VENV)/built ## the Python tests; ARGS go to pytest
 	$(BIN)/pytest $(ARGS)
 
-loom: ## the concurrency models of the lock-free parts, in every interleaving
+loom: ## the concurrency models of the lock-free parts; three threads with bounded preemptions
 	RUSTFLAGS="--cfg looseleaf_loom" cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
 
 # The sanitizer is unstable in name only: its runtime comes with the stable toolchain. Its flags need an explicit target.

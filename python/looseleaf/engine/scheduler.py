@@ -94,11 +94,6 @@ class Scheduler:
         """Requests that hold a sequence."""
         return len(self._running)
 
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose keys and values are in the cache, over all running requests."""
-        return int(self._live_rows["num_computed"].sum())
-
     def num_empty_slots(self, plan: Plan) -> int:
         """Slots without a token in the blocks of the running requests, once the step of `plan` is computed.
 

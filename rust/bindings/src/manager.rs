@@ -103,14 +103,7 @@ impl BlockManager {
         cache: bool,
     ) -> PyResult<Sequence> {
         let tokens = self::tokens(tokens)?;
-        let reserve = reserve
-            .map(|reserve| count(reserve, "reserve"))
-            .transpose()?;
-        let request = Admit {
-            reserve,
-            cache,
-            ..prompt(&tokens, namespace)
-        };
+        let request = admission(&tokens, reserve, namespace, cache)?;
         let admission = locked(py, &self.core)?.admit(&request).map_err(to_python)?;
         Ok(Sequence::new(Arc::clone(&self.core), admission))
     }
@@ -132,14 +125,7 @@ impl BlockManager {
         cache: bool,
     ) -> PyResult<bool> {
         let tokens = self::tokens(tokens)?;
-        let reserve = reserve
-            .map(|reserve| count(reserve, "reserve"))
-            .transpose()?;
-        let request = Admit {
-            reserve,
-            cache,
-            ..prompt(&tokens, namespace)
-        };
+        let request = admission(&tokens, reserve, namespace, cache)?;
         locked(py, &self.core)?
             .can_admit_prompt(&request)
             .map_err(to_python)
@@ -254,4 +240,19 @@ fn prompt<'a>(tokens: &'a [i32], namespace: Option<&'a Bound<'_, Namespace>>) ->
         namespace: namespace.map_or(plain.namespace, |namespace| namespace.get().as_bytes()),
         ..plain
     }
+}
+
+/// A prompt that wants to become a sequence, with all its wishes.
+fn admission<'a>(
+    tokens: &'a [i32],
+    reserve: Option<&Bound<'_, PyAny>>,
+    namespace: Option<&'a Bound<'_, Namespace>>,
+    cache: bool,
+) -> PyResult<Admit<'a>> {
+    let reserve = reserve.map(|reserve| count(reserve, "reserve"));
+    Ok(Admit {
+        reserve: reserve.transpose()?,
+        cache,
+        ..prompt(tokens, namespace)
+    })
 }

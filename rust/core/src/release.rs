@@ -85,10 +85,8 @@ impl Locked<'_> {
         self.state.num_alive -= 1;
         self.state.sequences[index].is_alive = false;
         if !cache {
-            let kept = self
-                .block_size
-                .column(self.state.sequences[index].num_cached);
-            self.forget_blocks(index, kept)?;
+            let kept = self.state.sequences[index].num_cached;
+            self.forget_blocks(index, self.block_size.column(kept))?;
         }
         self.give_up_blocks(index, 0)?;
         let state = &mut *self.state;
@@ -100,60 +98,40 @@ impl Locked<'_> {
 
     /// Gives up the blocks from column `keep` on, and the copy into one of them: the hold first, then the cells.
     fn give_up_blocks(&mut self, index: usize, keep: u32) -> Result<(), Error> {
-        let State {
-            sequences,
-            tables,
-            pending,
-            holds,
-            blocks,
-            cache,
-            ..
-        } = &mut *self.state;
-        let sequence = &mut sequences[index];
-        let pending = pending[index].take_if(|pending| pending.column >= keep);
-        blocks.clear();
-        if keep < sequence.num_blocks {
-            blocks.extend(
-                tables
-                    .blocks(index, sequence.num_blocks)
-                    .skip(keep as usize),
-            );
-            sequence.num_blocks = keep;
-            sequence.capacity = keep * self.block_size.tokens();
-            sequence.table_epoch += 1;
-        }
-        if let Some(pending) = pending {
-            holds.remove(pending.source);
-            release_blocks(cache, self.pool, &[pending.source])?;
-        }
+        let source = self.state.cut(index, keep);
+        let State { cache, blocks, .. } = &mut *self.state;
+        release_blocks(cache, self.pool, source.as_slice())?;
         release_blocks(cache, self.pool, blocks)
     }
 
     /// Gives up the blocks from column `keep` on and drops what nobody else holds of their content.
     fn forget_blocks(&mut self, index: usize, keep: u32) -> Result<(), Error> {
-        let state = &mut *self.state;
-        let sequence = &mut state.sequences[index];
-        let Some(cache) = &mut state.cache else {
-            return Ok(());
-        };
-        if keep >= sequence.num_blocks {
-            return Ok(());
+        let source = self.state.cut(index, keep);
+        let State { cache, blocks, .. } = &mut *self.state;
+        release_blocks(cache, self.pool, source.as_slice())?;
+        match cache {
+            Some(cache) => cache.release_and_forget(self.pool, blocks),
+            None => self.pool.release(blocks),
         }
-        state.blocks.clear();
-        state.blocks.extend(
-            state
-                .tables
-                .blocks(index, sequence.num_blocks)
-                .skip(keep as usize),
-        );
-        sequence.num_blocks = keep;
-        sequence.capacity = keep * self.block_size.tokens();
-        sequence.table_epoch += 1;
-        if let Some(pending) = state.pending[index].take() {
-            state.holds.remove(pending.source);
-            cache.release(self.pool, &[pending.source])?;
+    }
+}
+
+impl State {
+    /// Takes the blocks from column `keep` on out of a table, into the scratch. Returns the source of the copy into one of them,
+    /// whose hold has ended; its reference is the caller's to release.
+    fn cut(&mut self, index: usize, keep: u32) -> Option<BlockId> {
+        let sequence = &mut self.sequences[index];
+        self.blocks.clear();
+        if keep < sequence.num_blocks {
+            let blocks = self.tables.blocks(index, sequence.num_blocks);
+            self.blocks.extend(blocks.skip(keep as usize));
+            sequence.num_blocks = keep;
+            sequence.capacity = keep * self.block_size.tokens();
+            sequence.table_epoch += 1;
         }
-        cache.release_and_forget(self.pool, &state.blocks)
+        let pending = self.pending[index].take_if(|pending| pending.column >= keep)?;
+        self.holds.remove(pending.source);
+        Some(pending.source)
     }
 }
 

@@ -6,26 +6,12 @@
 //! `LOOSELEAF_OPERATIONS` sets the number of operations (default 20,000).
 #![cfg(not(looseleaf_loom))]
 
+mod content;
+
+use content::{Random, fingerprint, rounds};
 use looseleaf_core::{
     Admit, BatchBuffers, BatchShape, BatchState, BlockManager, Config, Counts, Error, Reserve,
 };
-
-/// xorshift64*: the same sequence on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let mixed = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
-        usize::try_from(mixed).expect("33 bits") % limit
-    }
-
-    fn token(&mut self) -> i32 {
-        i32::from(self.below(6) == 0)
-    }
-}
 
 struct Live {
     handle: i64,
@@ -78,14 +64,6 @@ impl Arrays {
             copies,
         }
     }
-}
-
-fn fingerprint(prefix: &[i32]) -> u64 {
-    prefix.iter().fold(17, |hash, &token| {
-        (hash ^ u64::from(token.cast_unsigned()))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(23)
-    })
 }
 
 impl Machine {
@@ -321,12 +299,5 @@ fn run(seed: u64, operations: u32) {
 
 #[test]
 fn every_sequence_reads_its_own_content() {
-    let operations: u64 = std::env::var("LOOSELEAF_OPERATIONS")
-        .map_or(20_000, |text| text.parse().expect("a number"));
-    assert!(operations >= 500, "one round takes 500");
-    for round in 0..operations / 500 {
-        let seed = 0x9876_5432 + round * 104_729;
-        let outcome = std::panic::catch_unwind(|| run(seed, 500));
-        assert!(outcome.is_ok(), "seed {seed}");
-    }
+    rounds(0x9876_5432, run);
 }

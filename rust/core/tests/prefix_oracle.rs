@@ -6,24 +6,14 @@
 //! `LOOSELEAF_OPERATIONS` sets the number of operations (default 20,000).
 #![cfg(not(looseleaf_loom))]
 
+mod content;
+
 use std::collections::HashMap;
 
+use content::{Random, fingerprint, rounds};
 use looseleaf_core::{Admit, BlockManager, Config, Counts, Error, Invalidated, Reserve};
 
 type Prefix = Vec<i32>;
-
-/// xorshift64*: the same sequence on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let mixed = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
-        u32::try_from(mixed % u64::from(limit)).expect("below a u32")
-    }
-}
 
 struct Live {
     handle: i64,
@@ -120,12 +110,8 @@ struct Machine {
     random: Random,
 }
 
-fn fingerprint(prefix: &[i32]) -> u64 {
-    prefix.iter().fold(17, |hash, &token| {
-        (hash ^ u64::from(token.cast_unsigned()))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(23)
-    })
+fn small(number: usize) -> u32 {
+    u32::try_from(number).expect("a small number")
 }
 
 impl Machine {
@@ -133,19 +119,19 @@ impl Machine {
         let mut random = Random(seed);
         let block_size = 1 + random.below(4);
         let num_blocks = 6 + random.below(27);
-        let config = Config::new(num_blocks, block_size, 6, 40).expect("valid sizes");
+        let config = Config::new(small(num_blocks), small(block_size), 6, 40).expect("valid sizes");
         Self {
             manager: BlockManager::new(config.with_prefix_cache(seed)).expect("valid sizes"),
             oracle: Oracle {
-                num_blocks: num_blocks as usize,
-                block_size: block_size as usize,
+                num_blocks,
+                block_size,
                 holders: HashMap::new(),
                 idle: Vec::new(),
                 num_private: 0,
                 epoch: 0,
                 orphans: HashMap::new(),
             },
-            memory: vec![0; (num_blocks as usize + 1) * block_size as usize],
+            memory: vec![0; (num_blocks + 1) * block_size],
             live: Vec::new(),
             random,
         }
@@ -153,17 +139,14 @@ impl Machine {
 
     fn prompt(&mut self) -> Vec<i32> {
         let len = 1 + self.random.below(20);
-        // Few tokens, and mostly the same ones: prefixes are shared, split and shared again.
-        (0..len)
-            .map(|_| i32::from(self.random.below(6) == 0))
-            .collect()
+        (0..len).map(|_| self.random.token()).collect()
     }
 
     fn admit(&mut self) {
         let tokens = self.prompt();
         let reserve = (self.random.below(4) == 0).then(|| self.random.below(24));
         let request = Admit {
-            reserve,
+            reserve: reserve.map(small),
             ..Admit::new(&tokens)
         };
         let size = self.oracle.block_size;
@@ -171,7 +154,7 @@ impl Machine {
         let idle_hits = (1..=hits)
             .filter(|blocks| self.oracle.holders[&tokens[..blocks * size]] == 0)
             .count();
-        let wanted = reserve.map_or(tokens.len(), |reserve| reserve as usize);
+        let wanted = reserve.unwrap_or(tokens.len());
         let num_new = wanted.div_ceil(size).saturating_sub(hits);
         let longest = wanted.max(tokens.len()).div_ceil(size);
         let fits = longest <= self.oracle.num_blocks
@@ -225,20 +208,18 @@ impl Machine {
         if self.live.is_empty() {
             return;
         }
-        let index = self
-            .random
-            .below(u32::try_from(self.live.len()).expect("few")) as usize;
+        let index = self.random.below(self.live.len());
         let size = self.oracle.block_size;
         let live = &mut self.live[index];
-        let num_new = (1 + self.random.below(6) as usize).min(40 - live.computed);
+        let num_new = (1 + self.random.below(6)).min(40 - live.computed);
         let end = live.computed + num_new;
         let unknown: Vec<i32> = (live.tokens.len()..end)
-            .map(|_| i32::from(self.random.below(6) == 0))
+            .map(|_| self.random.token())
             .collect();
         let blocks = end.div_ceil(size).saturating_sub(live.num_blocks);
         let handles = [live.handle];
         let request = Reserve {
-            num_new: Counts::Same(u32::try_from(num_new).expect("small")),
+            num_new: Counts::Same(small(num_new)),
             tokens: Some(&unknown),
             ..Reserve::new(&handles)
         };
@@ -264,16 +245,9 @@ impl Machine {
             let slot = table[position / size].index() * size + position % size;
             self.memory[slot] = fingerprint(&live.tokens[..=position]);
         }
-        let accepted = live.computed
-            + self
-                .random
-                .below(u32::try_from(num_new).expect("small") + 1) as usize;
+        let accepted = live.computed + self.random.below(num_new + 1);
         locked
-            .commit(
-                &handles,
-                Counts::Same(u32::try_from(accepted).expect("small")),
-                None,
-            )
+            .commit(&handles, Counts::Same(small(accepted)), None)
             .expect("reserved");
         live.computed = accepted;
         self.oracle.publish(live);
@@ -283,9 +257,7 @@ impl Machine {
         if self.live.is_empty() {
             return;
         }
-        let index = self
-            .random
-            .below(u32::try_from(self.live.len()).expect("few")) as usize;
+        let index = self.random.below(self.live.len());
         let live = self.live.swap_remove(index);
         if drop_handle {
             let id = looseleaf_core::SeqId::from_handle(live.handle).expect("issued");
@@ -312,15 +284,15 @@ impl Machine {
         let mut locked = self.manager.lock().expect("not poisoned");
         if self.random.below(4) > 0 {
             let num_blocks = self.random.below(4);
-            let evicted = locked.evict(num_blocks).expect("consistent") as usize;
-            assert_eq!(evicted, self.oracle.idle.len().min(num_blocks as usize));
-            self.oracle.evict(num_blocks as usize);
+            let evicted = locked.evict(small(num_blocks)).expect("consistent") as usize;
+            assert_eq!(evicted, self.oracle.idle.len().min(num_blocks));
+            self.oracle.evict(num_blocks);
             return;
         }
         let num_held = self.oracle.holders.len() - self.oracle.idle.len();
         let expected = Invalidated {
-            num_dropped: u32::try_from(self.oracle.holders.len()).expect("few"),
-            num_held: u32::try_from(num_held).expect("few"),
+            num_dropped: small(self.oracle.holders.len()),
+            num_held: small(num_held),
         };
         assert_eq!(locked.invalidate(&[1]), Ok(expected));
         let epoch = self.oracle.epoch;
@@ -408,13 +380,5 @@ fn run(seed: u64, operations: u32) {
 
 #[test]
 fn hits_counts_evictions_and_content_are_those_of_the_oracle() {
-    let operations: u64 = std::env::var("LOOSELEAF_OPERATIONS")
-        .map_or(20_000, |text| text.parse().expect("a number"));
-    assert!(operations >= 500, "one round takes 500");
-    let per_seed = 500;
-    for round in 0..operations / per_seed {
-        let seed = 0x1234_5678 + round * 7919;
-        let outcome = std::panic::catch_unwind(|| run(seed, 500));
-        assert!(outcome.is_ok(), "seed {seed}");
-    }
+    rounds(0x1234_5678, run);
 }

@@ -101,7 +101,7 @@ fn the_same_operations_hand_out_the_same_blocks() {
 
 /// About 1e6 operations: `cargo test --release --test manager -- --ignored`.
 #[test]
-#[ignore = "a minute, in a release build"]
+#[ignore = "a million operations, for a release build: make soak"]
 fn every_sequence_reads_its_own_tokens_after_a_million_operations() {
     let coverage = run(ProptestConfig::with_cases(10_000), play);
     coverage.assert_met(&SITUATIONS);
