@@ -107,6 +107,7 @@ impl Engine {
             num_new: Counts::Same(1),
             tokens: Some(tokens),
             lookahead: 0,
+            oom: looseleaf_core::Oom::Fail,
         };
         let batch = (&mut self.state, self.buffers.borrow());
         let mut locked = self.manager.lock().expect("not poisoned");

@@ -163,6 +163,7 @@ impl BlockManager {
             num_new: num_new.as_counts(),
             tokens: tokens.as_deref(),
             lookahead: lookahead.transpose()?.unwrap_or(0),
+            oom: looseleaf_core::Oom::Fail,
         };
         let batch = batch.map(Bound::get);
         if let Some(batch) = batch {

@@ -91,8 +91,11 @@ impl Locked<'_> {
         self.check(request)?;
         let id = self.next_place()?;
         let needs = self.needs(request);
-        let requested = needs.num_new + needs.num_idle_hits;
-        self.take_credits(requested)?;
+        self.take_credits(needs.num_new + needs.num_idle_hits)?;
+        if let Err(error) = self.check_room(needs.num_new, needs.num_idle_hits) {
+            self.state.keep_hits_young();
+            return Err(error);
+        }
         let block_size = self.block_size.tokens();
         let state = &mut *self.state;
         if let Some(cache) = &mut state.cache {
@@ -224,6 +227,7 @@ impl Locked<'_> {
         // More than a u32 is more than any pool has, and refused as such.
         let requested = u32::try_from(num_blocks).unwrap_or(u32::MAX);
         self.take_credits(requested)?;
+        self.check_room(requested, 0)?;
         let state = &mut *self.state;
         state.blocks.clear();
         state.blocks.resize(requested as usize, BlockId::NULL);
@@ -247,6 +251,18 @@ impl Locked<'_> {
                 evictable,
             }),
             Err(error) => Err(error),
+        }
+    }
+}
+
+impl State {
+    /// Moves the idle hits of the scratch to the young end, the leaf first, as a release of them would.
+    fn keep_hits_young(&mut self) {
+        let Some(cache) = &mut self.cache else { return };
+        for &block in self.hits.iter().rev() {
+            if cache.idle.remove(block) {
+                cache.idle.push(block);
+            }
         }
     }
 }

@@ -10,17 +10,19 @@
 use crate::Error;
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
 use crate::manager::Locked;
+use crate::oom::Oom;
 use crate::state::State;
-use crate::step::find;
+use crate::step::{Reserve, find};
 
 impl Locked<'_> {
     /// Takes a plain decode step; `None` if it is not one, with nothing changed but the marks of this call.
     pub(crate) fn decode_step(
         &mut self,
-        handles: &[i64],
+        request: &Reserve<'_>,
         tokens: &[i32],
         batch: (&mut BatchState, BatchBuffers<'_>),
     ) -> Option<Result<(), Error>> {
+        let handles = request.handles;
         let (state, buffers) = &batch;
         let fits = state.check_fits(buffers, self.config, handles.len(), tokens.len() as u64);
         if tokens.len() != handles.len() || fits.is_err() {
@@ -32,7 +34,7 @@ impl Locked<'_> {
         }
         let num_blocks = self.plan_decode(handles)?;
         if let Err(error) = self.allocate(num_blocks) {
-            return Some(Err(error));
+            return (request.oom == Oom::Fail).then_some(Err(error));
         }
         self.state.apply_decode(handles, tokens, batch);
         Some(Ok(()))

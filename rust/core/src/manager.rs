@@ -50,6 +50,9 @@ pub struct Locked<'a> {
     pub(crate) pool: &'a BlockPool,
     pub(crate) graveyard: &'a Graveyard,
     pub(crate) state: MutexGuard<'a, State>,
+    /// Most blocks that a call may evict, and by how many more the last call would have.
+    pub(crate) max_victims: u32,
+    pub(crate) crowded: Option<u32>,
 }
 
 impl BlockManager {
@@ -131,6 +134,8 @@ impl BlockManager {
             pool: &self.pool,
             graveyard: &self.graveyard,
             state,
+            max_victims: u32::MAX,
+            crowded: None,
         };
         locked.drain()?;
         Ok(locked)

@@ -7,6 +7,7 @@ use crate::Error;
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
 use crate::holds::Hold;
 use crate::manager::{Locked, check_tokens};
+use crate::oom::Oom;
 use crate::release::release_blocks;
 use crate::sequence::{PendingCopy, Sequence};
 use crate::state::State;
@@ -34,6 +35,8 @@ pub struct Reserve<'a> {
     pub tokens: Option<&'a [i32]>,
     /// Tokens beyond the step for which blocks are allocated already. Capacity only, capped at the longest sequence.
     pub lookahead: u32,
+    /// What happens where there are not enough blocks for all.
+    pub oom: Oom,
 }
 
 impl<'a> Reserve<'a> {
@@ -45,6 +48,7 @@ impl<'a> Reserve<'a> {
             num_new: Counts::Default,
             tokens: None,
             lookahead: 0,
+            oom: Oom::Fail,
         }
     }
 }
@@ -56,22 +60,22 @@ pub(crate) struct Planned {
     /// Reserved or computed tokens afterwards.
     end: u32,
     /// New blocks, the destination of a copy not counted.
-    num_blocks: u32,
+    pub(crate) num_blocks: u32,
 }
 
 /// A block that needs a copy before it is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedCopy {
     /// Index in the plan.
-    row: usize,
-    copy: PendingCopy,
+    pub(crate) row: usize,
+    pub(crate) copy: PendingCopy,
     /// The source's hold before this call.
-    before: Hold,
+    pub(crate) before: Hold,
 }
 
 impl Locked<'_> {
     /// Makes the slots `computed .. computed + num_new` of each sequence writable, allocates what is missing, and writes the batch.
-    /// Returns the number of sequences served.
+    /// Returns the number of sequences served: all of them, or with [`Oom::Prefix`] as many of the first as there are blocks for.
     ///
     /// # Errors
     /// [`Error::StaleSequence`], [`Error::UnknownSequence`], [`Error::DuplicateSequence`], [`Error::SequenceTooLong`],
@@ -92,9 +96,9 @@ impl Locked<'_> {
             &mut batch,
         ) {
             if let Some(result) =
-                self.decode_step(request.handles, tokens, (&mut **state, buffers.reborrow()))
+                self.decode_step(request, tokens, (&mut **state, buffers.reborrow()))
             {
-                return result.map(|()| num_served(request.handles));
+                return result.map(|()| num_rows(request.handles));
             }
             // The general way marks the sequences anew.
             self.state.call += 1;
@@ -113,14 +117,14 @@ impl Locked<'_> {
         }
         let needed = totals.blocks + self.state.planned_copies.len() as u64;
         if let Err(error) = self.allocate(needed) {
-            self.undo_copies();
-            return Err(error);
+            self.shorten_plan(request.oom, error)?;
         }
         self.apply_plan(request.tokens.unwrap_or_default());
+        let served = &request.handles[..self.state.plan.len()];
         if let Some((state, buffers)) = batch {
-            self.write_batch(request.handles, state, buffers);
+            self.write_batch(served, state, buffers);
         }
-        Ok(num_served(request.handles))
+        Ok(num_rows(served))
     }
 
     /// Notes that the first `num_computed` tokens of each sequence are computed and accepted (absolute, never less than before,
@@ -289,17 +293,6 @@ impl Locked<'_> {
         }
     }
 
-    fn undo_copies(&mut self) {
-        let State {
-            holds,
-            planned_copies,
-            ..
-        } = &mut *self.state;
-        for planned in planned_copies.iter().rev() {
-            holds.restore(planned.copy.source, planned.before);
-        }
-    }
-
     /// Gives each sequence its blocks and lengths. Nothing here can fail.
     fn apply_plan(&mut self, mut tokens: &[i32]) {
         let state = &mut *self.state;
@@ -378,7 +371,7 @@ struct Totals {
     may_copy: bool,
 }
 
-fn num_served(handles: &[i64]) -> u32 {
+fn num_rows(handles: &[i64]) -> u32 {
     u32::try_from(handles.len()).unwrap_or(u32::MAX)
 }
 

@@ -1,6 +1,6 @@
 //! The two calls of a step, as an engine makes them.
 
-use looseleaf_core::Reserve;
+use looseleaf_core::{Oom, Reserve};
 
 use super::Machine;
 use crate::memory::{Step, Work};
@@ -23,6 +23,7 @@ impl Machine {
             num_new: numbers.as_counts(),
             tokens: None,
             lookahead: u32::from(lookahead),
+            oom: Oom::Fail,
         };
         let unknown = |row: &PlannedRow| {
             let sequence = &self.oracle.live[&row.handle];
