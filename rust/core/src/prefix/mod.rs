@@ -105,6 +105,7 @@ pub use namespace::{Namespace, NamespaceBuilder};
 pub use publish::Published;
 pub use roots::Root;
 pub use tree::PrefixTree;
+pub use walk::Predecessor;
 
 #[cfg(all(test, not(looseleaf_loom)))]
 mod tests;

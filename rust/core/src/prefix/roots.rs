@@ -47,6 +47,11 @@ impl Place {
         first_child: NodeId::NIL,
     };
 
+    /// Canonical bytes of the namespace; empty in a free place.
+    pub(super) fn name(&self) -> &[u8] {
+        self.name.as_deref().unwrap_or_default()
+    }
+
     const fn is_needed(&self) -> bool {
         self.num_holders > 0 || !self.first_child.is_nil()
     }

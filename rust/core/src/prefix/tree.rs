@@ -113,6 +113,12 @@ impl PrefixTree {
         self.roots.get(root).is_some()
     }
 
+    /// Canonical bytes of a root's namespace; `None` if the root was forgotten or dropped.
+    #[must_use]
+    pub fn namespace_of(&self, root: Root) -> Option<&[u8]> {
+        self.roots.get(root).map(super::roots::Place::name)
+    }
+
     /// Every root there is.
     pub fn roots(&self) -> impl Iterator<Item = Root> {
         self.roots.iter()

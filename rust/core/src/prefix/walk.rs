@@ -5,6 +5,15 @@ use super::roots::Root;
 use super::tree::PrefixTree;
 use crate::BlockId;
 
+/// What a published block stands behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Predecessor<'a> {
+    /// The block before it.
+    Block(BlockId),
+    /// It is a first one, in the namespace with these canonical bytes.
+    Namespace(&'a [u8]),
+}
+
 impl PrefixTree {
     /// Appends the published blocks behind a block, at any distance: each after all of its own descendants, so that they can be
     /// removed in this order. Nothing for a block that is not published. O(blocks found).
@@ -44,6 +53,21 @@ impl PrefixTree {
         for run in runs.into_iter().rev() {
             tokens.extend_from_slice(run);
         }
+    }
+
+    /// What a published block stands behind; `None` for a block that is not published.
+    #[must_use]
+    pub fn predecessor(&self, block: BlockId) -> Option<Predecessor<'_>> {
+        let home = self.home(block)?;
+        let node = &self.arena[home.node];
+        let before = match home.index.checked_sub(1) {
+            Some(index) => Before::Block(node.blocks[index as usize]),
+            None => node.anchor.before(),
+        };
+        Some(match before {
+            Before::Block(block) => Predecessor::Block(block),
+            Before::Root(place) => Predecessor::Namespace(self.roots.at(place).name()),
+        })
     }
 
     /// Place of the root that a node descends from.
