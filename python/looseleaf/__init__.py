@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from looseleaf import errors
 from looseleaf._core import __version__
-from looseleaf.allocator import Batch, BlockManager, Invalidated, Lookup, Namespace, Sequence, Stats
+from looseleaf.allocator import (
+    Batch,
+    BlockManager,
+    Invalidated,
+    Lookup,
+    Namespace,
+    Sequence,
+    Stats,
+    content_keys,
+    low64,
+)
 from looseleaf.errors import LooseleafError, NeverFits, OutOfBlocks, StaleSequence
 
 if TYPE_CHECKING:
@@ -35,7 +45,9 @@ __all__ = [
     "StaleSequence",
     "Stats",
     "__version__",
+    "content_keys",
     "errors",
+    "low64",
     "ops",
 ]
 

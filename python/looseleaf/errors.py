@@ -13,6 +13,7 @@ __all__ = [
     "DuplicateSequence",
     "EmptyPrompt",
     "EngineBusy",
+    "ForkedProcess",
     "InvalidArgument",
     "InvalidType",
     "LooseleafError",
@@ -256,3 +257,18 @@ class OutOfMemory(LooseleafError, MemoryError):
 
 class StaleStep(LooseleafError, RuntimeError):
     """A step was used after the next one was prepared: its tables and slots now belong to that one."""
+
+
+class ForkedProcess(LooseleafError, RuntimeError):
+    """The process was forked: the blocks belong to the parent. Build a new manager in the child, or spawn it instead.
+
+    Attributes:
+        process: id of the process that made the manager.
+    """
+
+    def __init__(self, process: int) -> None:
+        super().__init__(process)
+        self.process = process
+
+    def __str__(self) -> str:
+        return f"the manager belongs to process {self.process}, which this one was forked from; build a new one here"

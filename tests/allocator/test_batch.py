@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from looseleaf import Batch, BlockManager, Sequence
+from looseleaf import Batch, BlockManager, OutOfBlocks, Sequence
 from looseleaf.allocator import BatchBuffers
 from looseleaf.errors import InvalidArgument, InvalidType
 
@@ -159,3 +159,43 @@ def test_an_unknown_backend_is_refused(manager: BlockManager) -> None:
         manager.bind_batch(max_batch_tokens=4.0)  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match="max_batch_tokens is 0"):
         manager.bind_batch(max_batch_tokens=0)
+
+
+def test_a_double_buffered_batch_leaves_the_last_step_alone(manager: BlockManager) -> None:
+    plain = manager.bind_batch(max_batch_tokens=10)
+    double = manager.bind_batch(max_batch_tokens=10, double_buffer=True)
+    sequences = [prefill(manager, list(range(start, start + 5))) for start in (0, 50)]
+    shown = []
+    for step in range(9):
+        # Rows come, go and change places, so that each set misses what the other one was told.
+        rows = sequences[:1] if step % 4 == 1 else sequences[:: 1 if step % 3 else -1]
+        before = {name: getattr(double.buffers, name).copy() for name in BatchBuffers.__slots__}
+        last = double.buffers
+        manager.reserve(rows, 1, tokens=[step] * len(rows), batch=double)
+        assert double.buffers is not last
+        assert all((getattr(last, name) == values).all() for name, values in before.items())
+        # The same step again, without new ids: the tables are as they were.
+        manager.reserve(rows, 1, batch=plain)
+        for name in BatchBuffers.__slots__:
+            assert (getattr(double.buffers, name) == getattr(plain.buffers, name)).all(), (step, name)
+        manager.commit(rows)
+        shown.append(id(double.buffers))
+    assert len({*shown}) == 2
+
+
+def test_a_step_that_is_short_of_blocks_serves_a_prefix_if_asked_to() -> None:
+    manager = BlockManager(3, 4, prefix_caching=False)
+    batch = manager.bind_batch(max_batch_tokens=8)
+    sequences = [prefill(manager, [1, 2, 3, 4]), prefill(manager, [5, 6, 7, 8])]
+    before = manager.digest()
+    with pytest.raises(OutOfBlocks):
+        manager.reserve(sequences, 1, tokens=[10, 20])
+    assert manager.digest() == before
+    assert manager.reserve(sequences, 1, tokens=[10, 20], oom="prefix") == 1
+    assert batch.token_ids.tolist() == [10]
+    assert [sequence.num_tokens for sequence in sequences] == [5, 4]
+    manager.commit(sequences[:1])
+    assert manager.reserve(sequences[1:], 1, tokens=[20], oom="prefix") == 0
+    assert batch.num_sequences == 0
+    with pytest.raises(InvalidArgument, match="oom is 'wait'"):
+        manager.reserve(sequences, oom="wait")  # type: ignore[arg-type]

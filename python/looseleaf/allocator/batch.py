@@ -13,6 +13,9 @@ from looseleaf.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    _Memory: TypeAlias = tuple[Callable[[tuple[int, ...], str], Any], Callable[[Any], Any]]
 
 __all__ = ["Batch", "BatchBuffers"]
 
@@ -51,10 +54,11 @@ class Batch(Generic[Array]):
     """What a step feeds to the model and the kernels: views of the live part of `buffers`.
 
     Made by `BlockManager.bind_batch`, filled by `BlockManager.reserve`. The arrays belong to Rust: read them, do not
-    write into them; a step writes only what differs from the step before.
+    write into them; a step writes only what differs from the step before. Double-buffered, a batch shows the set that
+    was filled last; the other one stays as it was for one step more.
     """
 
-    __slots__ = ("_core", "buffers", "max_batch_tokens")
+    __slots__ = ("_core", "_other", "buffers", "max_batch_tokens")
 
     def __init__(
         self,
@@ -63,27 +67,48 @@ class Batch(Generic[Array]):
         *,
         backend: Literal["numpy", "torch"] = "numpy",
         pin_memory: bool = False,
+        double_buffer: bool = False,
     ) -> None:
         """Allocate and bind the buffers; users call `BlockManager.bind_batch`."""
-        rows, columns = manager.max_sequences, manager.max_blocks_per_sequence
-        allocate, as_numpy = _backend(backend, pin_memory=pin_memory)
         if not isinstance(max_batch_tokens, int | np.integer):
             raise InvalidType(f"max_batch_tokens has type {type(max_batch_tokens).__name__}, must be an int")
         if not 1 <= max_batch_tokens < 2**31:
             raise InvalidArgument(f"max_batch_tokens is {max_batch_tokens}, must be 1 to {2**31 - 1}")
         self.max_batch_tokens = int(max_batch_tokens)
-        self.buffers: BatchBuffers[Array] = BatchBuffers(
+        memory = _backend(backend, pin_memory=pin_memory)
+        self.buffers: BatchBuffers[Array]
+        self._other: tuple[BatchBuffers[Array], _core.Batch] | None = None
+        if double_buffer:
+            self._other = self._bind(manager, memory)
+        self.buffers, self._core = self._bind(manager, memory)
+
+    def _bind(self, manager: _core.BlockManager, memory: _Memory) -> tuple[BatchBuffers[Array], _core.Batch]:
+        rows, columns, num_tokens = manager.max_sequences, manager.max_blocks_per_sequence, self.max_batch_tokens
+        allocate, as_numpy = memory
+        buffers: BatchBuffers[Array] = BatchBuffers(
             block_table=allocate((rows, columns), "int32"),
             seq_lens=allocate((rows,), "int32"),
             query_lens=allocate((rows,), "int32"),
             cu_query_lens=allocate((rows + 1,), "int32"),
-            slot_mapping=allocate((max_batch_tokens,), "int64"),
-            positions=allocate((max_batch_tokens,), "int64"),
-            token_ids=allocate((max_batch_tokens,), "int64"),
+            slot_mapping=allocate((num_tokens,), "int64"),
+            positions=allocate((num_tokens,), "int64"),
+            token_ids=allocate((num_tokens,), "int64"),
             copies=allocate((rows, 2), "int32"),
         )
-        arrays = {name: as_numpy(getattr(self.buffers, name)) for name in BatchBuffers.__slots__}
-        self._core = _core.Batch(manager, max_batch_tokens, **arrays)
+        arrays = {name: as_numpy(getattr(buffers, name)) for name in BatchBuffers.__slots__}
+        return buffers, _core.Batch(manager, num_tokens, **arrays)
+
+    @property
+    def _next(self) -> _core.Batch:
+        """What the next step fills."""
+        return self._core if self._other is None else self._other[1]
+
+    def _turn(self) -> None:
+        """Show what was filled last."""
+        if self._other is not None:
+            shown = self.buffers, self._core
+            self.buffers, self._core = self._other
+            self._other = shown
 
     @property
     def num_sequences(self) -> int:
@@ -160,11 +185,7 @@ class Batch(Generic[Array]):
         return view
 
 
-def _backend(
-    backend: Literal["numpy", "torch"],
-    *,
-    pin_memory: bool,
-) -> tuple[Callable[[tuple[int, ...], str], Any], Callable[[Any], Any]]:
+def _backend(backend: Literal["numpy", "torch"], *, pin_memory: bool) -> _Memory:
     """How to allocate an array, and how to see it as a numpy array without a copy."""
     if backend == "numpy":
         if pin_memory:

@@ -132,11 +132,18 @@ class BlockManager:
         return self._core.max_blocks_per_sequence
 
     @overload
-    def bind_batch(self, *, max_batch_tokens: int, backend: Literal["numpy"] = "numpy") -> Batch[NDArray[Any]]: ...
+    def bind_batch(
+        self, *, max_batch_tokens: int, backend: Literal["numpy"] = "numpy", double_buffer: bool = False
+    ) -> Batch[NDArray[Any]]: ...
 
     @overload
     def bind_batch(
-        self, *, max_batch_tokens: int, backend: Literal["torch"], pin_memory: bool = False
+        self,
+        *,
+        max_batch_tokens: int,
+        backend: Literal["torch"],
+        pin_memory: bool = False,
+        double_buffer: bool = False,
     ) -> Batch[torch.Tensor]: ...
 
     def bind_batch(
@@ -145,6 +152,7 @@ class BlockManager:
         max_batch_tokens: int,
         backend: Literal["numpy", "torch"] = "numpy",
         pin_memory: bool = False,
+        double_buffer: bool = False,
     ) -> Batch[Any]:
         """Allocate the buffers of a step, once. `reserve` fills the first batch bound unless told otherwise.
 
@@ -152,6 +160,8 @@ class BlockManager:
             max_batch_tokens: new tokens of a step, over all sequences, at most.
             backend: "numpy" arrays, or "torch" tensors on the CPU.
             pin_memory: page-locked tensors, for asynchronous copies to a GPU.
+            double_buffer: two sets of buffers that `reserve` fills in turn, so that the copies of a step may still run
+                while the next one is prepared.
 
         Returns:
             The batch. `BatchBuffers` gives shapes and dtypes.
@@ -159,7 +169,9 @@ class BlockManager:
         Raises:
             InvalidArgument: an argument is out of range.
         """
-        batch: Batch[Any] = Batch(self._core, max_batch_tokens, backend=backend, pin_memory=pin_memory)
+        batch: Batch[Any] = Batch(
+            self._core, max_batch_tokens, backend=backend, pin_memory=pin_memory, double_buffer=double_buffer
+        )
         if self._batch is None:
             self._batch = batch
         return batch
@@ -263,6 +275,7 @@ class BlockManager:
         tokens: Integers | None = None,
         lookahead: int = 0,
         batch: Batch[Any] | None = None,
+        oom: Literal["fail", "prefix"] = "fail",
     ) -> int:
         """Make the next slots of each sequence writable, allocate what is missing, fill the batch. Once per step.
 
@@ -277,9 +290,11 @@ class BlockManager:
                 unknown.
             lookahead: allocate blocks for so many tokens more. Capacity only.
             batch: the batch to fill, by default the first one bound; with none bound only tables change.
+            oom: what happens where there are not enough blocks for all: "fail" raises OutOfBlocks; "prefix" serves the
+                first sequences, as many as there are blocks for, and leaves the others as they are.
 
         Returns:
-            Number of sequences served: all of them.
+            Number of sequences served: all of them, or with "prefix" perhaps fewer, 0 included.
 
         Raises:
             OutOfBlocks: not enough blocks now, for the step as a whole.
@@ -292,8 +307,15 @@ class BlockManager:
         chosen = self._batch if batch is None else batch
         if not isinstance(chosen, Batch | None):
             raise InvalidType(f"batch has type {type(chosen).__name__}, must be a Batch that this manager bound")
-        core = None if chosen is None else chosen._core  # noqa: SLF001 - one class in two files
-        return self._core.reserve(self._handles(sequences), num_new, tokens, lookahead, core)
+        if oom not in {"fail", "prefix"}:
+            raise InvalidArgument(f'oom is {oom!r}, must be "fail" or "prefix"')
+        handles = self._handles(sequences)
+        if chosen is None:
+            return self._core.reserve(handles, num_new, tokens, lookahead, None, oom == "prefix")
+        target = chosen._next  # noqa: SLF001 - one class in two files
+        served = self._core.reserve(handles, num_new, tokens, lookahead, target, oom == "prefix")
+        chosen._turn()  # noqa: SLF001 - one class in two files
+        return served
 
     def commit(
         self,
@@ -328,6 +350,71 @@ class BlockManager:
             UnknownSequence, DuplicateSequence: a handle cannot be.
         """
         self._core.release(self._handles(sequences), cache)
+
+    def gather_rows(self, sequences: Sequences, table: NDArray[np.int32]) -> None:
+        """Write the whole block table of each sequence into a row of an array of the caller's.
+
+        A step's own tables stand in its batch already; this is for engines with buffers of their own.
+
+        Args:
+            sequences: int64 array of handles, or `Sequence` objects.
+            table: int32 [num_sequences, columns], C-contiguous and writable; padded with 0, the null block. Of a torch
+                tensor on the CPU, pass `tensor.numpy()`.
+
+        Raises:
+            BatchTooSmall: a table has more blocks than `columns`.
+            StaleSequence, UnknownSequence, DuplicateSequence: a handle cannot be.
+            InvalidArgument, InvalidType: `table` is not such an array. Nothing is written, whatever is raised.
+
+        Example:
+            >>> manager = BlockManager(num_blocks=8, block_size=4)
+            >>> seqs = [manager.admit([1, 2, 3, 4, 5]), manager.admit([6])]
+            >>> table = np.empty((2, 3), np.int32)
+            >>> manager.gather_rows(seqs, table)
+            >>> table.tolist()
+            [[1, 2, 0], [3, 0, 0]]
+        """
+        handles = self._handles(sequences)
+        if not isinstance(table, np.ndarray):
+            raise InvalidType(f"table has type {type(table).__name__}, must be an int32 array")
+        if table.ndim != 2 or table.shape[0] != len(handles):  # noqa: PLR2004 - rows and columns
+            raise InvalidArgument(f"table has shape {table.shape}, must be ({len(handles)}, columns)")
+        self._core.gather_rows(handles, table, table.shape[1])
+
+    def csr(
+        self,
+        sequences: Sequences,
+        indptr: NDArray[np.int32],
+        indices: NDArray[np.int32],
+        last_page_len: NDArray[np.int32],
+    ) -> int:
+        """Write the blocks of the reserved tokens of each sequence as a compressed table, FlashInfer's `paged_kv_*`.
+
+        "Page" is FlashInfer's word for a block. The arrays may be longer than needed, as for a captured CUDA graph.
+
+        Args:
+            sequences: int64 array of handles, or `Sequence` objects.
+            indptr: int32 [num_sequences + 1 or more]; prefix sums of the pages; padded with the last value.
+            indices: int32; block ids; what is past the last one used stays as it was.
+            last_page_len: int32 [num_sequences or more]; tokens in the last page; padded with 0.
+
+        Returns:
+            Number of block ids written.
+
+        Raises:
+            BatchTooSmall: an array is too short, naming it.
+            StaleSequence, UnknownSequence, DuplicateSequence: a handle cannot be.
+            InvalidArgument, InvalidType: an array cannot be. Nothing is written, whatever is raised.
+        """
+        return self._core.csr(self._handles(sequences), indptr, indices, last_page_len)
+
+    def digest(self) -> bytes:
+        """SHA-256 (32 bytes) of the logical state: the same after the same calls by one thread, in every process.
+
+        For ranks that keep managers of their own: comparing digests finds the step where two of them part. Counters and
+        the order of free blocks do not go in. O(tokens of all sequences and cached blocks).
+        """
+        return self._core.digest()
 
     def stats(self) -> Stats:
         """Counters and gauges, a snapshot.

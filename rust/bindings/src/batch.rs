@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use looseleaf_core::{BatchBuffers, BatchShape, BatchState, BlockManager as CoreManager};
+use looseleaf_core::{BatchBuffers, BatchShape, BatchState};
 use pyo3::prelude::*;
 
 use crate::arguments::size;
-use crate::buffer::BoundBuffer;
+use crate::buffer::{BoundBuffer, check_disjoint};
+use crate::call::Managed;
 use crate::error::{invalid_argument, to_python};
 use crate::manager::BlockManager;
 
@@ -36,7 +37,7 @@ impl Arrays {
     }
 
     fn check_disjoint(&self) -> PyResult<()> {
-        let mut ranges = [
+        check_disjoint([
             ("block_table", self.block_table.byte_range()),
             ("seq_lens", self.seq_lens.byte_range()),
             ("query_lens", self.query_lens.byte_range()),
@@ -45,17 +46,7 @@ impl Arrays {
             ("positions", self.positions.byte_range()),
             ("token_ids", self.token_ids.byte_range()),
             ("copies", self.copies.byte_range()),
-        ];
-        ranges.sort_by_key(|(_, range)| range.start);
-        for pair in ranges.windows(2) {
-            if pair[0].1.end > pair[1].1.start {
-                return Err(invalid_argument(format!(
-                    "{} and {} overlap in memory",
-                    pair[0].0, pair[1].0
-                )));
-            }
-        }
-        Ok(())
+        ])
     }
 }
 
@@ -76,7 +67,7 @@ impl BoundBatch {
 /// The buffers of one batch. `looseleaf.allocator.Batch` allocates them and documents their shapes.
 #[pyclass(frozen, module = "looseleaf._core")]
 pub(crate) struct Batch {
-    manager: Arc<CoreManager>,
+    manager: Arc<Managed>,
     bound: Mutex<BoundBatch>,
 }
 
@@ -86,7 +77,7 @@ impl Batch {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn check_owner(&self, manager: &Arc<CoreManager>) -> PyResult<()> {
+    pub(crate) fn check_owner(&self, manager: &Arc<Managed>) -> PyResult<()> {
         if Arc::ptr_eq(&self.manager, manager) {
             Ok(())
         } else {
@@ -115,13 +106,13 @@ impl Batch {
         token_ids: &Bound<'_, PyAny>,
         copies: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let manager = Arc::clone(manager.core());
+        let manager = Arc::clone(manager.managed());
         let max_batch_tokens = size(
             max_batch_tokens,
             "max_batch_tokens",
             1..=i32::MAX.cast_unsigned(),
         )?;
-        let shape = BatchShape::new(manager.config(), max_batch_tokens).map_err(to_python)?;
+        let shape = BatchShape::new(manager.core.config(), max_batch_tokens).map_err(to_python)?;
         let mut arrays = Arrays {
             block_table: BoundBuffer::new(block_table, "block_table")?,
             seq_lens: BoundBuffer::new(seq_lens, "seq_lens")?,

@@ -66,9 +66,27 @@ impl<T: Element> BoundBuffer<T> {
         // - valid, aligned, initialized, of this length: `as_slice_ptr` returned it for a C-contiguous buffer whose format is
         //   `T`'s, and the exporter may neither move nor free it before `_exporter` is dropped (buffer protocol);
         // - writable: checked in `new`;
-        // - unaliased: `&mut self` excludes other Rust users of this value; `Batch::new` has checked that the buffers of a batch
-        //   do not overlap; Python code and other bound batches run only when this thread detaches, which it cannot do before
-        //   the slice is gone, since the slice borrows the attached token.
+        // - unaliased: `&mut self` excludes other Rust users of this value; `Batch::new` and the calls that take further arrays
+        //   have checked that those of one call do not overlap; Python code and other bound buffers are used only when this
+        //   thread detaches. The slices are made and dropped inside a call's closure, which holds the attached token and
+        //   therefore is not `Send`: `Managed::call_attached` takes it, the calls that detach do not, and it waits detached
+        //   only outside of the closure.
         unsafe { self.elements.as_mut() }
     }
+}
+
+/// Refuses arrays of one call that overlap; each is given with the name that the message calls it.
+pub(crate) fn check_disjoint<const N: usize>(
+    mut arrays: [(&str, std::ops::Range<usize>); N],
+) -> PyResult<()> {
+    arrays.sort_by_key(|(_, range)| range.start);
+    for pair in arrays.windows(2) {
+        if pair[0].1.end > pair[1].1.start {
+            return Err(invalid_argument(format!(
+                "{} and {} overlap in memory",
+                pair[0].0, pair[1].0
+            )));
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! Core errors as the exceptions of `looseleaf.errors`.
 
+use std::any::Any;
+
 use looseleaf_core::Error;
 use pyo3::PyErr;
 use pyo3::import_exception;
@@ -8,6 +10,7 @@ import_exception!(looseleaf.errors, BatchTooSmall);
 import_exception!(looseleaf.errors, CorruptState);
 import_exception!(looseleaf.errors, DuplicateSequence);
 import_exception!(looseleaf.errors, EmptyPrompt);
+import_exception!(looseleaf.errors, ForkedProcess);
 import_exception!(looseleaf.errors, InvalidArgument);
 import_exception!(looseleaf.errors, InvalidType);
 import_exception!(looseleaf.errors, NeverFits);
@@ -26,6 +29,21 @@ pub(crate) fn invalid_argument(message: String) -> PyErr {
 /// An argument whose type is not allowed.
 pub(crate) fn invalid_type(message: String) -> PyErr {
     InvalidType::new_err(message)
+}
+
+/// A manager of another process was used.
+pub(crate) fn forked_process(process: u32) -> PyErr {
+    ForkedProcess::new_err(process)
+}
+
+/// A call has panicked.
+pub(crate) fn panicked(payload: &(dyn Any + Send)) -> PyErr {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    CorruptState::new_err(format!(
+        "a call panicked inside the manager ({}); build a new one",
+        text.unwrap_or("no text")
+    ))
 }
 
 /// The exception for a core error.

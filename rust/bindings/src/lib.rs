@@ -1,13 +1,14 @@
 //! `looseleaf._core`: the block manager for Python. Thin: no logic, only conversion of arguments, buffers and errors.
 //!
-//! Every class is frozen; state lives behind the core's own mutex. The mutex is only ever held while attached to the
-//! interpreter and no Python code runs under it, so that it cannot be in a lock cycle with the interpreter's.
+//! Every class is frozen; state lives behind the core's own mutex, which [`call`] takes. No Python code runs under it and nobody
+//! waits for the interpreter under it, so that it cannot be in a lock cycle with the interpreter's.
 
 #![deny(unsafe_code)]
 
 mod arguments;
 mod batch;
 mod buffer;
+mod call;
 mod error;
 mod manager;
 mod namespace;
@@ -17,6 +18,8 @@ mod stats;
 /// The Rust core of Looseleaf.
 #[pyo3::pymodule(gil_used = true)]
 mod _core {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::batch::Batch;
     #[pymodule_export]
@@ -27,6 +30,11 @@ mod _core {
     use crate::sequence::Sequence;
     #[pymodule_export]
     use crate::stats::Stats;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::call::watch_forks(module)
+    }
 
     /// Version of the package, the same for all crates of the workspace.
     #[pymodule_export]

@@ -3,35 +3,28 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use looseleaf_core::{Admit, BlockManager as CoreManager, Config, Locked, Reserve};
+use looseleaf_core::{Admit, Config, Locked, Oom, PageTable, Reserve};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::arguments::{OwnedCounts, count, handles, optional_tokens, size, tokens};
 use crate::batch::Batch;
+use crate::buffer::{BoundBuffer, check_disjoint};
+use crate::call::Managed;
 use crate::error::to_python;
 use crate::namespace::Namespace;
 use crate::sequence::Sequence;
 use crate::stats::Stats;
 
-/// The manager's mutex, taken while attached. Waits detached, so that whoever holds it can finish.
-pub(crate) fn locked<'a>(py: Python<'_>, manager: &'a CoreManager) -> PyResult<Locked<'a>> {
-    loop {
-        if let Some(locked) = manager.try_lock().map_err(to_python)? {
-            return Ok(locked);
-        }
-        py.detach(|| manager.lock().map(drop)).map_err(to_python)?;
-    }
-}
-
 /// Sequences over a pool of blocks. `looseleaf.BlockManager` documents it.
 #[pyclass(frozen, module = "looseleaf._core")]
 pub(crate) struct BlockManager {
-    core: Arc<CoreManager>,
+    managed: Arc<Managed>,
 }
 
 impl BlockManager {
-    pub(crate) fn core(&self) -> &Arc<CoreManager> {
-        &self.core
+    pub(crate) fn managed(&self) -> &Arc<Managed> {
+        &self.managed
     }
 }
 
@@ -62,35 +55,33 @@ impl BlockManager {
                 config
             }
         });
-        let core = config.and_then(CoreManager::new).map_err(to_python)?;
-        Ok(Self {
-            core: Arc::new(core),
-        })
+        let managed = config.and_then(Managed::new).map_err(to_python)?;
+        Ok(Self { managed })
     }
 
     #[getter]
     fn num_blocks(&self) -> u32 {
-        self.core.config().num_blocks()
+        self.managed.core.config().num_blocks()
     }
 
     #[getter]
     fn block_size(&self) -> u32 {
-        self.core.config().block_size()
+        self.managed.core.config().block_size()
     }
 
     #[getter]
     fn max_sequences(&self) -> u32 {
-        self.core.config().max_sequences()
+        self.managed.core.config().max_sequences()
     }
 
     #[getter]
     fn max_sequence_len(&self) -> u32 {
-        self.core.config().max_sequence_len()
+        self.managed.core.config().max_sequence_len()
     }
 
     #[getter]
     fn max_blocks_per_sequence(&self) -> u32 {
-        self.core.config().max_blocks_per_sequence()
+        self.managed.core.config().max_blocks_per_sequence()
     }
 
     #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true))]
@@ -104,15 +95,13 @@ impl BlockManager {
     ) -> PyResult<Sequence> {
         let tokens = self::tokens(tokens)?;
         let request = admission(&tokens, reserve, namespace, cache)?;
-        let admission = locked(py, &self.core)?.admit(&request).map_err(to_python)?;
-        Ok(Sequence::new(Arc::clone(&self.core), admission))
+        let admission = self.managed.call(py, |locked| locked.admit(&request))?;
+        Ok(Sequence::new(Arc::clone(&self.managed), admission))
     }
 
     fn can_admit(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<bool> {
         let num_tokens = count(num_tokens, "num_tokens")?;
-        locked(py, &self.core)?
-            .can_admit(num_tokens)
-            .map_err(to_python)
+        self.managed.call(py, |locked| locked.can_admit(num_tokens))
     }
 
     #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true))]
@@ -126,9 +115,8 @@ impl BlockManager {
     ) -> PyResult<bool> {
         let tokens = self::tokens(tokens)?;
         let request = admission(&tokens, reserve, namespace, cache)?;
-        locked(py, &self.core)?
-            .can_admit_prompt(&request)
-            .map_err(to_python)
+        self.managed
+            .call(py, |locked| locked.can_admit_prompt(&request))
     }
 
     #[pyo3(signature = (tokens, namespace=None))]
@@ -139,12 +127,13 @@ impl BlockManager {
         namespace: Option<&Bound<'_, Namespace>>,
     ) -> PyResult<(u32, &'static str)> {
         let tokens = self::tokens(tokens)?;
-        let found = locked(py, &self.core)?.lookup(&prompt(&tokens, namespace));
-        let (num_tokens, reason) = found.map_err(to_python)?;
+        let request = prompt(&tokens, namespace);
+        let (num_tokens, reason) = self.managed.call(py, |locked| locked.lookup(&request))?;
         Ok((num_tokens, reason.as_str()))
     }
 
-    #[pyo3(signature = (sequences, num_new=None, tokens=None, lookahead=None, batch=None))]
+    #[pyo3(signature = (sequences, num_new=None, tokens=None, lookahead=None, batch=None, prefix_on_oom=false))]
+    #[expect(clippy::too_many_arguments, reason = "one per choice of the caller")]
     fn reserve(
         &self,
         py: Python<'_>,
@@ -153,6 +142,7 @@ impl BlockManager {
         tokens: Option<&Bound<'_, PyAny>>,
         lookahead: Option<&Bound<'_, PyAny>>,
         batch: Option<&Bound<'_, Batch>>,
+        prefix_on_oom: bool,
     ) -> PyResult<u32> {
         let handles = handles(sequences)?;
         let num_new = OwnedCounts::new(num_new, "num_new")?;
@@ -163,17 +153,23 @@ impl BlockManager {
             num_new: num_new.as_counts(),
             tokens: tokens.as_deref(),
             lookahead: lookahead.transpose()?.unwrap_or(0),
-            oom: looseleaf_core::Oom::Fail,
+            oom: if prefix_on_oom {
+                Oom::Prefix
+            } else {
+                Oom::Fail
+            },
         };
-        let batch = batch.map(Bound::get);
-        if let Some(batch) = batch {
-            batch.check_owner(&self.core)?;
-        }
-        // The manager first: it may wait detached, which nobody may do who holds a batch.
-        let mut locked = locked(py, &self.core)?;
-        let mut bound = batch.map(Batch::lock);
-        let buffers = bound.as_mut().map(|bound| bound.parts(py));
-        locked.reserve(&request, buffers).map_err(to_python)
+        let Some(batch) = batch else {
+            return self
+                .managed
+                .call(py, |locked| locked.reserve(&request, None));
+        };
+        let batch = batch.get();
+        batch.check_owner(&self.managed)?;
+        self.managed.call_attached(py, |locked| {
+            // The manager first: it may be waited for detached, which nobody may do who holds a batch.
+            locked.reserve(&request, Some(batch.lock().parts(py)))
+        })
     }
 
     #[pyo3(signature = (sequences, num_computed=None, tokens=None))]
@@ -187,17 +183,16 @@ impl BlockManager {
         let handles = handles(sequences)?;
         let num_computed = OwnedCounts::new(num_computed, "num_computed")?;
         let tokens = optional_tokens(tokens)?;
-        locked(py, &self.core)?
-            .commit(&handles, num_computed.as_counts(), tokens.as_deref())
-            .map_err(to_python)
+        self.managed.call(py, |locked| {
+            locked.commit(&handles, num_computed.as_counts(), tokens.as_deref())
+        })
     }
 
     #[pyo3(signature = (sequences, cache=true))]
     fn release(&self, py: Python<'_>, sequences: &Bound<'_, PyAny>, cache: bool) -> PyResult<()> {
         let handles = handles(sequences)?;
-        locked(py, &self.core)?
-            .release_with(&handles, cache)
-            .map_err(to_python)
+        self.managed
+            .call(py, |locked| locked.release_with(&handles, cache))
     }
 
     /// (dropped, still held)
@@ -208,29 +203,87 @@ impl BlockManager {
         namespace: Option<&Bound<'_, Namespace>>,
     ) -> PyResult<(u32, u32)> {
         let namespace = prompt(&[], namespace).namespace;
-        let invalidated = locked(py, &self.core)?
-            .invalidate(namespace)
-            .map_err(to_python)?;
+        let invalidated = self
+            .managed
+            .call_detached(py, |locked| locked.invalidate(namespace))?;
         Ok((invalidated.num_dropped, invalidated.num_held))
     }
 
     /// (dropped, still held)
     fn reset(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        let invalidated = locked(py, &self.core)?.reset().map_err(to_python)?;
+        let invalidated = self.managed.call_detached(py, Locked::reset)?;
         Ok((invalidated.num_dropped, invalidated.num_held))
     }
 
     fn evict(&self, py: Python<'_>, num_blocks: &Bound<'_, PyAny>) -> PyResult<u32> {
         let num_blocks = count(num_blocks, "num_blocks")?;
-        locked(py, &self.core)?.evict(num_blocks).map_err(to_python)
+        self.managed.run_detached(py, |core| core.evict(num_blocks))
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        Ok(Stats::new(&locked(py, &self.core)?.stats()))
+        let stats = self.managed.call(py, |locked| Ok(locked.stats()))?;
+        Ok(Stats::new(&stats))
     }
 
     fn validate(&self, py: Python<'_>) -> PyResult<()> {
-        locked(py, &self.core)?.validate().map_err(to_python)
+        self.managed.call_detached(py, Locked::validate)
+    }
+
+    /// 32 bytes
+    fn digest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let digest = self.managed.call_detached(py, Locked::digest)?;
+        Ok(PyBytes::new(py, &digest))
+    }
+
+    fn gather_rows(
+        &self,
+        py: Python<'_>,
+        sequences: &Bound<'_, PyAny>,
+        table: &Bound<'_, PyAny>,
+        columns: usize,
+    ) -> PyResult<()> {
+        let handles = handles(sequences)?;
+        let mut table = BoundBuffer::<i32>::new(table, "table")?;
+        self.managed.call_attached(py, |locked| {
+            locked.gather_rows(&handles, table.as_mut_slice(py), columns)
+        })
+    }
+
+    fn csr(
+        &self,
+        py: Python<'_>,
+        sequences: &Bound<'_, PyAny>,
+        indptr: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyAny>,
+        last_page_len: &Bound<'_, PyAny>,
+    ) -> PyResult<u32> {
+        let handles = handles(sequences)?;
+        let mut indptr = BoundBuffer::<i32>::new(indptr, "indptr")?;
+        let mut indices = BoundBuffer::<i32>::new(indices, "indices")?;
+        let mut last_page_len = BoundBuffer::<i32>::new(last_page_len, "last_page_len")?;
+        check_disjoint([
+            ("indptr", indptr.byte_range()),
+            ("indices", indices.byte_range()),
+            ("last_page_len", last_page_len.byte_range()),
+        ])?;
+        self.managed.call_attached(py, |locked| {
+            let mut table = PageTable {
+                indptr: indptr.as_mut_slice(py),
+                indices: indices.as_mut_slice(py),
+                last_page_len: last_page_len.as_mut_slice(py),
+            };
+            locked.csr(&handles, &mut table)
+        })
+    }
+
+    /// For tests: short calls detach from here on, so that threads meet under the mutex.
+    fn _detach_always(&self) {
+        self.managed.detach_always();
+    }
+
+    /// For tests: a panic under the mutex.
+    fn _panic(&self, py: Python<'_>) -> PyResult<()> {
+        self.managed.call(py, |_| panic!("asked to"))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Namespaces: what must never share cached blocks.
 
-use looseleaf_core::prefix::Namespace as CoreNamespace;
+use looseleaf_core::Config;
+use looseleaf_core::prefix::{ContentKey, Namespace as CoreNamespace, content_keys};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::error::{invalid_type, to_python};
+use crate::arguments::{size, tokens};
+use crate::error::{invalid_argument, invalid_type, to_python};
 
 /// Canonical bytes of a set of parts. `looseleaf.Namespace` documents it.
 #[pyclass(frozen, eq, hash, module = "looseleaf._core")]
@@ -54,6 +56,25 @@ impl Namespace {
             builder = builder.named(content(&name, "parts")?, content(&value, "parts")?);
         }
         builder.build().map(Self).map_err(to_python)
+    }
+
+    /// 32 bytes for each whole block
+    fn content_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        block_size: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let tokens = self::tokens(tokens)?;
+        let block_size = size(block_size, "block_size", 1..=Config::MAX_BLOCK_SIZE)?;
+        if let Some(token) = tokens.iter().find(|&&token| token < 0) {
+            return Err(invalid_argument(format!(
+                "tokens has {token}, must be 0 to 2147483647"
+            )));
+        }
+        let root = ContentKey::of_root(&self.0, block_size);
+        let keys = content_keys(&root, &tokens, block_size);
+        Ok(keys.map(|key| PyBytes::new(py, key.as_bytes())).collect())
     }
 
     #[getter]

@@ -2,23 +2,22 @@
 
 use std::sync::Arc;
 
-use looseleaf_core::{Admission, BlockManager as CoreManager, SeqId};
+use looseleaf_core::{Admission, SeqId};
 use pyo3::prelude::*;
 
 use crate::arguments::count;
-use crate::error::to_python;
-use crate::manager::locked;
+use crate::call::Managed;
 
 /// Owns one sequence: it ends when this object is collected, if not before.
 #[pyclass(frozen, module = "looseleaf._core")]
 pub(crate) struct Sequence {
-    manager: Arc<CoreManager>,
+    manager: Arc<Managed>,
     id: SeqId,
     num_cached: u32,
 }
 
 impl Sequence {
-    pub(crate) fn new(manager: Arc<CoreManager>, admission: Admission) -> Self {
+    pub(crate) fn new(manager: Arc<Managed>, admission: Admission) -> Self {
         Self {
             manager,
             id: admission.id,
@@ -30,7 +29,7 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         // The collector may run inside one of our own calls: never a lock here.
-        self.manager.bury(self.id);
+        self.manager.core.bury(self.id);
     }
 }
 
@@ -48,36 +47,34 @@ impl Sequence {
 
     /// (known, reserved, computed)
     fn lengths(&self, py: Python<'_>) -> PyResult<(u32, u32, u32)> {
-        let lengths = locked(py, &self.manager)?
-            .lengths(self.handle())
-            .map_err(to_python)?;
+        let handle = self.handle();
+        let lengths = self.manager.call(py, |locked| locked.lengths(handle))?;
         Ok((lengths.known, lengths.reserved, lengths.computed))
     }
 
     fn blocks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        let locked = locked(py, &self.manager)?;
-        let blocks = locked.blocks(self.handle()).map_err(to_python)?;
+        let handle = self.handle();
+        let blocks = self.manager.call(py, |locked| locked.blocks(handle))?;
         Ok(blocks.iter().map(|block| block.get()).collect())
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        let admission = locked(py, &self.manager)?
-            .fork(self.handle())
-            .map_err(to_python)?;
+        let handle = self.handle();
+        let admission = self.manager.call(py, |locked| locked.fork(handle))?;
         Ok(Self::new(Arc::clone(&self.manager), admission))
     }
 
     fn truncate(&self, py: Python<'_>, length: &Bound<'_, PyAny>) -> PyResult<()> {
         let length = count(length, "length")?;
-        locked(py, &self.manager)?
-            .truncate(self.handle(), length)
-            .map_err(to_python)
+        let handle = self.handle();
+        self.manager
+            .call(py, |locked| locked.truncate(handle, length))
     }
 
     #[pyo3(signature = (cache=true))]
     fn release(&self, py: Python<'_>, cache: bool) -> PyResult<()> {
-        locked(py, &self.manager)?
-            .release_with(&[self.handle()], cache)
-            .map_err(to_python)
+        let handle = self.handle();
+        self.manager
+            .call(py, |locked| locked.release_with(&[handle], cache))
     }
 }
