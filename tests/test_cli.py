@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +22,11 @@ def test_help_is_not_an_error(arguments: list[str]) -> None:
     assert result.exit_code == 0
     assert "paged KV cache" in result.stdout
     assert result.stderr == ""
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = runner.invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"looseleaf {version('looseleaf')}\n")
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"]])

@@ -113,7 +113,7 @@ def test_an_interrupt_keeps_what_is_finished(folder: str, interrupt_after: list[
     arguments = ["generate", "--model", folder, "--num-blocks", "4", "--max-new-tokens", "5", *prompts]
     result = runner.invoke(app, [*arguments, "--json"] if as_json else arguments)
     assert result.exit_code == 130
-    assert result.stderr == ""
+    assert result.stderr == "looseleaf: interrupted\n"
     if as_json:
         document = json.loads(result.stdout)
         assert [answer["index"] for answer in document["results"]] == [0]

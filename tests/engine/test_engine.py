@@ -268,6 +268,12 @@ def test_a_model_in_training_mode_is_refused(tiny_model: PreTrainedModel) -> Non
         tiny_model.eval()
 
 
+@pytest.mark.parametrize("model", [None, "HuggingFaceTB/SmolLM2-135M"])
+def test_what_is_no_model_is_refused(model: object) -> None:
+    with pytest.raises(InvalidType, match=f"model has type {type(model).__name__}"):
+        Engine(model, num_blocks=4)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"num_blocks": 4, "memory": "1MiB"}, {"num_blocks": 4, "max_sequence_len": 0}])
 def test_wrong_sizes_are_refused(tiny_model: PreTrainedModel, sizes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):

@@ -6,11 +6,12 @@ every start, so they import torch and whatever needs it inside the function that
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from looseleaf import __version__
 from looseleaf.cli.generate import generate
 from looseleaf.cli.size import size
 from looseleaf.errors import LooseleafError
@@ -49,8 +50,15 @@ app = typer.Typer(name="looseleaf", cls=_Commands, add_completion=False, pretty_
 
 
 @app.callback(invoke_without_command=True)
-def looseleaf(context: typer.Context) -> None:
+def looseleaf(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """A paged KV cache for LLM inference."""
+    if version:
+        typer.echo(f"looseleaf {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

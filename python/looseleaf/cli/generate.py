@@ -79,6 +79,7 @@ def generate(
         show = _show_json if as_json else _show_text
         show(texts, results, engine.report(), engine.cache.manager.num_blocks)
     if is_interrupted:
+        typer.echo("looseleaf: interrupted", err=True)
         raise typer.Exit(_EXIT_INTERRUPTED)
     if any(result.error for result in results):
         raise typer.Exit(1)

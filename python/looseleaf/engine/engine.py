@@ -80,6 +80,8 @@ class Engine:
         max_batch_tokens: int = 1024,
         max_sequence_len: int | None = None,
     ) -> None:
+        if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+            raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model")
         if model.training:
             raise InvalidArgument("model must be in eval mode; call model.eval() first")
         shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
