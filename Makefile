@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom race soak lint bench wheel clean setup
+.PHONY: help run test test-rust test-python loom race soak lint bench gates wheel clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -63,6 +63,9 @@ lint: $(VENV)/built ## formatters, linters, type checks, stub check, import dire
 bench: $(VENV)/built ## the benchmarks, each beside its baseline
 	cargo bench -p looseleaf-benches
 	for benchmark in $(BENCHMARKS); do $(BIN)/python "$$benchmark"; done
+
+gates: $(VENV)/built ## instructions of the step path, counted under valgrind, against their limits; exit code 77 inside: skipped
+	$(BIN)/python benches/gates/run.py
 
 wheel: $(VENV)/built ## the wheel and the source distribution, into dist/
 	$(BIN)/maturin build --release --sdist --out dist

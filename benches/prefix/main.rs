@@ -11,10 +11,9 @@
 //! Baselines, in the same run: a hash table over chained hashes (what most engines have, here staged so that its misses overlap),
 //! and a tree with a node per block. Both compare tokens, so that all three give the same answers, which is checked first.
 //!
-//! Removing takes long enough to be interrupted: it is timed by how long the thread ran, where the system tells that (Linux).
+//! Removing takes long enough to be interrupted: it is timed by how long the thread ran.
 //! The bytes per block that are printed count all that the structures keep, the allocator's own bytes aside.
 
-mod chained;
 mod node_per_block;
 mod structure;
 mod workload;
@@ -23,10 +22,11 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use looseleaf_benches::clock::running_time;
 use looseleaf_core::BlockId;
 
 use structure::{Structure, structures};
-use workload::{Conversations, Segment, id, long_prompts, running_time};
+use workload::{Conversations, Segment, id, long_prompts};
 
 const NUM_BLOCKS: u32 = 1 << 20;
 const BLOCK_SIZE: usize = 16;

@@ -1,8 +1,8 @@
 //! Baseline: a tree with a node per block and a map of children in each.
 
+use looseleaf_benches::chained::{HashedMap, mix};
 use looseleaf_core::BlockId;
 
-use crate::chained::{HashedMap, mix};
 use crate::structure::Structure;
 
 /// A node has the index of its block; 0 is the root.

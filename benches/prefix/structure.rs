@@ -1,9 +1,9 @@
 //! What the structures have in common.
 
+use looseleaf_benches::chained::Chained;
 use looseleaf_core::BlockId;
 use looseleaf_core::prefix::{PrefixTree, Root};
 
-use crate::chained::Chained;
 use crate::node_per_block::NodePerBlock;
 
 pub(crate) trait Structure {
@@ -34,6 +34,24 @@ pub(crate) fn structures(
         ),
         ("prefix tree", Box::new(Tree::new(num_blocks, block_size))),
     ]
+}
+
+impl Structure for Chained {
+    fn publish(&mut self, predecessor: Option<BlockId>, tokens: &[i32], blocks: &[BlockId]) {
+        Self::publish(self, predecessor, tokens, blocks);
+    }
+
+    fn find(&self, tokens: &[i32], found: &mut Vec<BlockId>) {
+        Self::find(self, tokens, found);
+    }
+
+    fn remove(&mut self, block: BlockId) {
+        Self::remove(self, block);
+    }
+
+    fn memory_bytes(&self) -> usize {
+        Self::memory_bytes(self)
+    }
 }
 
 /// The structure under test, with one namespace.

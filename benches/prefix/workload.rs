@@ -1,8 +1,8 @@
-//! What is published and found, and how long it takes.
+//! What is published and found.
 
-use std::time::{Duration, Instant};
 use std::vec::IntoIter;
 
+use looseleaf_benches::random::Random;
 use looseleaf_core::BlockId;
 
 /// Blocks that are published in one call.
@@ -16,34 +16,6 @@ pub(crate) fn id(number: u32) -> BlockId {
     BlockId::new(number).expect("a small pool")
 }
 
-/// Xorshift: the same numbers in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit as u64).expect("below a usize")
-    }
-
-    fn tokens(&mut self, num_tokens: usize) -> Vec<i32> {
-        let token = |_| i32::try_from(self.below(50_000)).expect("a small vocabulary");
-        (0..num_tokens).map(token).collect()
-    }
-
-    fn take<T>(&mut self, items: &mut Vec<T>) -> Option<T> {
-        let limit = items.len();
-        (limit > 0).then(|| items.swap_remove(self.below(limit)))
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for index in (1..items.len()).rev() {
-            items.swap(index, self.below(index + 1));
-        }
-    }
-}
-
 /// Ids in pieces of 32, as a pool hands them out that has been in use for a while.
 fn scattered_ids(num_blocks: u32, random: &mut Random) -> Vec<BlockId> {
     let all: Vec<BlockId> = (1..=num_blocks).map(id).collect();
@@ -54,7 +26,7 @@ fn scattered_ids(num_blocks: u32, random: &mut Random) -> Vec<BlockId> {
 
 /// Prompts of `len` blocks that fill the pool and share nothing.
 pub(crate) fn long_prompts(num_blocks: u32, len: usize, block_size: usize) -> Vec<Segment> {
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut random = Random::new(0x2545_f491_4f6c_dd1d);
     let ids = scattered_ids(num_blocks, &mut random);
     let segment = |blocks: &[BlockId]| Segment {
         predecessor: None,
@@ -79,7 +51,7 @@ pub(crate) struct Conversations {
 
 impl Conversations {
     pub(crate) fn new(num_blocks: u32, block_size: usize) -> Self {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
         let free = scattered_ids(num_blocks, &mut random).into_iter();
         let mut this = Self {
             random,
@@ -171,22 +143,4 @@ impl Conversations {
         self.parents.push(parent);
         Some(self.segments.len() - 1)
     }
-}
-
-/// How long this thread ran: its own time where the system tells it, else time on the clock.
-pub(crate) fn running_time(work: impl FnOnce()) -> Duration {
-    let started = Instant::now();
-    let before = thread_time();
-    work();
-    match before.zip(thread_time()) {
-        Some((before, after)) => after.saturating_sub(before),
-        None => started.elapsed(),
-    }
-}
-
-/// Nanoseconds on a core, the first number of `schedstat`. The system brings it up to date some hundred times a second.
-fn thread_time() -> Option<Duration> {
-    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanoseconds = schedstat.split(' ').next()?.parse().ok()?;
-    Some(Duration::from_nanos(nanoseconds))
 }

@@ -6,11 +6,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use looseleaf_core::BlockId;
 
-use crate::structure::Structure;
-
 /// Keys are hashes already.
 #[derive(Default)]
-pub(crate) struct Identity(u64);
+pub struct Identity(u64);
 
 impl Hasher for Identity {
     fn finish(&self) -> u64 {
@@ -26,10 +24,12 @@ impl Hasher for Identity {
     }
 }
 
-pub(crate) type HashedMap<V> = HashMap<u64, V, BuildHasherDefault<Identity>>;
+/// A map whose keys are hashes.
+pub type HashedMap<V> = HashMap<u64, V, BuildHasherDefault<Identity>>;
 
 /// Hash of a block's tokens and of what stands before it.
-pub(crate) fn mix(before: u64, tokens: &[i32]) -> u64 {
+#[must_use]
+pub fn mix(before: u64, tokens: &[i32]) -> u64 {
     let pair = |low: i32, high: i32| {
         u64::from(high.cast_unsigned()) << 32 | u64::from(low.cast_unsigned())
     };
@@ -42,7 +42,8 @@ pub(crate) fn mix(before: u64, tokens: &[i32]) -> u64 {
     state
 }
 
-pub(crate) struct Chained {
+/// Block by hash; tokens and hashes by block.
+pub struct Chained {
     block_size: usize,
     blocks: HashedMap<BlockId>,
     /// By block id.
@@ -52,7 +53,9 @@ pub(crate) struct Chained {
 }
 
 impl Chained {
-    pub(crate) fn new(num_blocks: u32, block_size: usize) -> Self {
+    /// For the blocks `1..=num_blocks`, none published.
+    #[must_use]
+    pub fn new(num_blocks: u32, block_size: usize) -> Self {
         let num_places = num_blocks as usize + 1;
         Self {
             block_size,
@@ -66,10 +69,12 @@ impl Chained {
     fn tokens_of(&self, block: BlockId) -> &[i32] {
         &self.tokens[block.index() * self.block_size..][..self.block_size]
     }
-}
 
-impl Structure for Chained {
-    fn publish(&mut self, predecessor: Option<BlockId>, tokens: &[i32], blocks: &[BlockId]) {
+    /// Adds blocks behind another.
+    ///
+    /// # Panics
+    /// If two contents have the same hash.
+    pub fn publish(&mut self, predecessor: Option<BlockId>, tokens: &[i32], blocks: &[BlockId]) {
         let mut predecessor = predecessor.unwrap_or(BlockId::NULL);
         let mut hash = self.hashes[predecessor.index()];
         for (&block, content) in blocks.iter().zip(tokens.chunks_exact(self.block_size)) {
@@ -87,7 +92,7 @@ impl Structure for Chained {
     }
 
     /// In stages, so that the misses of one stage overlap: all hashes, then all probes, then all comparisons.
-    fn find(&self, tokens: &[i32], found: &mut Vec<BlockId>) {
+    pub fn find(&self, tokens: &[i32], found: &mut Vec<BlockId>) {
         let first = found.len();
         let contents = tokens.chunks_exact(self.block_size);
         let mut hash = 0;
@@ -111,11 +116,17 @@ impl Structure for Chained {
         found.truncate(first + num_equal);
     }
 
-    fn remove(&mut self, block: BlockId) {
+    /// Takes a block out.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn remove(&mut self, block: BlockId) {
         assert_eq!(self.blocks.remove(&self.hashes[block.index()]), Some(block));
     }
 
-    fn memory_bytes(&self) -> usize {
+    /// All that it keeps.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
         let entry = size_of::<(u64, BlockId)>() + 1;
         let num_buckets = (self.blocks.capacity() * 8 / 7).next_power_of_two();
         num_buckets * entry
