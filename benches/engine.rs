@@ -87,14 +87,21 @@ impl Engine {
     pub fn admit(&mut self, prompt: &[i32]) -> i64 {
         let mut locked = self.manager.lock().expect("not poisoned");
         let admission = locked.admit(&Admit::new(prompt)).expect("enough blocks");
-        let handles = [admission.id.to_handle()];
+        drop(locked);
+        let handle = admission.id.to_handle();
+        self.compute(handle);
+        handle
+    }
+
+    /// Computes what of a sequence is not computed yet, without a batch.
+    pub fn compute(&mut self, handle: i64) {
+        let mut locked = self.manager.lock().expect("not poisoned");
         locked
-            .reserve(&Reserve::new(&handles), None)
+            .reserve(&Reserve::new(&[handle]), None)
             .expect("enough blocks");
         locked
-            .commit(&handles, Counts::Default, None)
+            .commit(&[handle], Counts::Default, None)
             .expect("reserved");
-        handles[0]
     }
 
     /// Begins a sequence, computes its prompt in a step of its own, and ends it.

@@ -132,11 +132,13 @@ pub(crate) fn with_prefix_cache(table: &mut Table) {
             engine.reserve(&tokens);
             engine.commit();
         });
-        let prompts: Vec<_> = (0..REPLACED)
-            .map(|place| random.tokens(staggered_len(number + 5 * place) as usize))
-            .collect();
         let first = number * REPLACED % NUM_SEQUENCES;
         let rows = first..first + REPLACED;
+        // So long that at each later step one row in 16 needs a block, as before.
+        let prompts: Vec<_> = rows
+            .clone()
+            .map(|row| random.tokens(staggered_len(number + 5 * row) as usize))
+            .collect();
         replace.time(|| {
             let gone = engine.handles[rows.clone()].to_vec();
             engine.release(&gone);

@@ -115,6 +115,7 @@ fn admissions(engine: &mut Engine) -> Lap {
         assert!(taken.len() > 2, "it makes room in pieces");
         let holds = taken.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
         longest.add(holds.max().unwrap_or_default());
+        engine.compute(handle);
         engine.release(&[handle]);
     }
     longest

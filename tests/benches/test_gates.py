@@ -33,7 +33,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_without_valgrind_the_gates_say_that_they_were_skipped(tmp_path: Path) -> None:
-    command = [sys.executable, FOLDER / "run.py"]
+    command = [sys.executable, str(FOLDER / "run.py")]
     result = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert result.returncode == 77
     assert result.stdout.startswith("SKIPPED")
