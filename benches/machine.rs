@@ -7,7 +7,7 @@ use crate::random::Random;
 
 /// The machine, and its costs as measured at the start of the run.
 pub struct Machine {
-    /// Processor, cores, load.
+    /// Processor, cores, version, load.
     pub description: Vec<(&'static str, String)>,
     /// Bytes read and written per nanosecond, from and to the L2 cache.
     pub cache_bytes_per_ns: f64,
@@ -54,6 +54,7 @@ fn description() -> Vec<(&'static str, String)> {
     vec![
         ("processor", model.unwrap_or("unknown").to_owned()),
         ("cores", cores.to_string()),
+        ("looseleaf", env!("CARGO_PKG_VERSION").to_owned()),
         ("load average", read("/proc/loadavg").trim().to_owned()),
     ]
 }

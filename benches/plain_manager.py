@@ -85,14 +85,18 @@ class PlainManager:
                 block = request.blocks[position // self.block_size]
                 slots.append(block * self.block_size + position % self.block_size)
             cu_query_lens.append(len(slots))
-        width = max(len(request.blocks) for request in rows)
-        table = [request.blocks + [0] * (width - len(request.blocks)) for request in rows]
         return {
-            "block_table": np.array(table, dtype=np.int32),
+            "block_table": self.table(names),
             "slot_mapping": np.array(slots, dtype=np.int64),
             "seq_lens": np.array([len(request.tokens) for request in rows], dtype=np.int32),
             "cu_query_lens": np.array(cu_query_lens, dtype=np.int32),
         }
+
+    def table(self, names: list[int]) -> NDArray[np.int32]:
+        """The block tables of these requests, padded to the longest."""
+        rows = [self.requests[name].blocks for name in names]
+        width = max(map(len, rows))
+        return np.array([blocks + [0] * (width - len(blocks)) for blocks in rows], dtype=np.int32)
 
     def commit(self, names: list[int]) -> None:
         """Note that all tokens of these requests are computed, and cache their full blocks."""
