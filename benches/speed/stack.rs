@@ -124,7 +124,7 @@ pub(crate) fn contended(table: &mut Table) {
         );
         // Two exchanges of a line that the other core has, and a dependent load per block from its cache.
         let row = row.floor(
-            "2 x 60 ns line transfer / 64 + 2 ns dependent load",
+            "2 x 60 ns line transfer (assumed) / 64 + 2 ns dependent load (assumed)",
             2.0 * 60.0 / 64.0 + 2.0,
         );
         let row = row.note(format!(
