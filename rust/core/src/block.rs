@@ -72,7 +72,7 @@ const _: () = assert!(COUNT_MASK & (QUEUED | PUBLISHED) == 0 && QUEUED != PUBLIS
 const _: () = assert!((COUNT_MASK | QUEUED | PUBLISHED) >> GENERATION_SHIFT == 0);
 
 /// What a block's word said at one moment.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Snapshot(u64);
 
 impl Snapshot {
@@ -215,6 +215,22 @@ pub(crate) enum Unpublished {
 
 /// The word of one block.
 pub(crate) struct BlockWord(AtomicU64);
+
+/// Words to begin with, for tests.
+#[cfg(test)]
+impl From<Snapshot> for BlockWord {
+    fn from(word: Snapshot) -> Self {
+        Self(AtomicU64::new(word.0))
+    }
+}
+
+#[cfg(test)]
+impl Snapshot {
+    pub(crate) fn of(count: u32, is_published: bool, is_queued: bool, generation: u32) -> Self {
+        let flags = if is_published { PUBLISHED } else { 0 } | if is_queued { QUEUED } else { 0 };
+        Self(u64::from(count) | flags | u64::from(generation) << GENERATION_SHIFT)
+    }
+}
 
 impl BlockWord {
     /// A free block that was never allocated.

@@ -18,6 +18,8 @@ mod holds;
 mod idle;
 mod ids;
 mod invalidate;
+#[cfg(all(test, not(looseleaf_loom)))]
+mod life_cycle;
 mod manager;
 mod oom;
 mod places;
