@@ -82,6 +82,14 @@ impl Graveyard {
         }
     }
 
+    /// What the word of a slot says: the generation of the sequence that has it, 0 if it is vacant, and whether a drop waits.
+    pub(crate) fn look(&self, index: u32) -> (u32, bool) {
+        // Relaxed: only compared.
+        let word = self.words[index as usize].load(Ordering::Relaxed);
+        let generation = u32::try_from(word & !DROPPED).unwrap_or_default();
+        (generation, word & DROPPED != 0)
+    }
+
     /// Whether no sequence waits, so that a call may skip the drain. One that is being buried at this moment may be missed, and
     /// waits for the next call.
     #[must_use]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::manager::Locked;
 use crate::prefix_cache::PrefixCache;
 use crate::sequence::Sequence;
-use crate::{BlockId, Error};
+use crate::{BlockId, Error, SeqId};
 
 impl Locked<'_> {
     /// Recounts the references of every block from tables and holds, walks the free stack, and checks the lengths of every
@@ -127,6 +127,24 @@ impl Locked<'_> {
                 sequence.num_cached, sequence.computed, sequence.reserved
             )
         })?;
+        ensure(u64::from(sequence.capacity) == capacity, || {
+            format!(
+                "place {index} has {} slots, takes {} for them",
+                capacity, sequence.capacity
+            )
+        })?;
+        let column = self.block_size.column(sequence.computed);
+        let tail = if column < sequence.num_blocks {
+            self.state.tables.block(index, column)
+        } else {
+            BlockId::NULL
+        };
+        ensure(sequence.tail == tail, || {
+            format!(
+                "place {index} writes into {}, position {} lies in {tail}",
+                sequence.tail, sequence.computed
+            )
+        })?;
         let mut blocks = self.state.tables.blocks(index, sequence.num_blocks);
         ensure(!blocks.any(BlockId::is_null), || {
             format!("place {index} has the null block in its table")
@@ -148,18 +166,39 @@ impl Locked<'_> {
         })
     }
 
+    /// Every place holds a sequence, is free, is on its way to be, or has seen its last generation.
     fn check_places(&self) -> Result<(), Error> {
         let mut is_free = vec![false; self.state.sequences.len()];
         for &place in &self.state.free_places {
-            let first = !std::mem::replace(&mut is_free[place as usize], true);
-            ensure(first, || format!("place {place} is free twice"))?;
-        }
-        for (index, sequence) in self.state.sequences.iter().enumerate() {
-            ensure(!(is_free[index] && sequence.is_alive), || {
-                format!("place {index} is free and holds a sequence")
+            let first = is_free
+                .get_mut(place as usize)
+                .is_some_and(|is_free| !std::mem::replace(is_free, true));
+            ensure(first, || {
+                format!("place {place} is free twice, or there is none")
             })?;
         }
-        Ok(())
+        let mut num_alive = 0;
+        for (place, sequence) in (0..).zip(&self.state.sequences) {
+            num_alive += u32::from(sequence.is_alive);
+            let (generation, is_dropped) = self.graveyard.look(place);
+            let is_right = match (is_free[place as usize], sequence.is_alive) {
+                (true, true) => false,
+                (true, false) => generation == 0,
+                // It may be dropped at any time, also now.
+                (false, true) => generation == sequence.generation,
+                // Released by name after a drop, which the next call takes in; or used up.
+                (false, false) => is_dropped || sequence.generation == SeqId::MAX_GENERATION,
+            };
+            ensure(is_right, || {
+                format!(
+                    "place {place} is free: {}, holds a sequence: {}, of generation {}; the graveyard has generation {generation}",
+                    is_free[place as usize], sequence.is_alive, sequence.generation
+                )
+            })?;
+        }
+        ensure(num_alive == self.state.num_alive, || {
+            format!("{num_alive} sequences, {} counted", self.state.num_alive)
+        })
     }
 }
 
@@ -170,3 +209,6 @@ fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Error
         Err(Error::Corrupt { message: message() })
     }
 }
+
+#[cfg(all(test, not(looseleaf_loom)))]
+mod tests;

@@ -1,6 +1,8 @@
 //! Colliding hashes cost time and nothing else.
 
+use super::super::PrefixTree;
 use super::fixture::{Fixture, Hash};
+use crate::{Admit, BlockManager, Config, Counts, Error, LookupReason, Reserve};
 
 const COLLIDING: [Hash; 2] = [Hash::Constant, Hash::SumModFour];
 
@@ -48,4 +50,45 @@ fn namespaces_do_not_meet_in_a_collision() {
         let other = fixture.tree.open_root(b"other");
         assert_eq!(fixture.tree.find(other, &[1, 2], &mut Vec::new()), 0);
     }
+}
+
+/// Case D7, through the manager.
+#[test]
+fn a_manager_whose_hashes_collide_finds_what_it_finds_otherwise() -> Result<(), Error> {
+    for hash in COLLIDING {
+        let config = Config::new(8, 4, 4, 32)?.with_prefix_cache(0);
+        let manager = BlockManager::new(config)?;
+        let mut locked = manager.lock()?;
+        if let Some(cache) = &mut locked.state.cache {
+            let (function, seed) = hash.function();
+            cache.tree = PrefixTree::with_hash(8, 4, 4, function, seed);
+        }
+        let prompts = [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9], [4, 3, 2, 1, 9]];
+        for (at, prompt) in prompts.iter().enumerate() {
+            for (other, probe) in prompts.iter().enumerate() {
+                let expected = if other < at {
+                    (4, LookupReason::Capped)
+                } else if at == 0 {
+                    (0, LookupReason::Namespace)
+                } else {
+                    (0, LookupReason::NoEntry)
+                };
+                assert_eq!(
+                    locked.lookup(&Admit::new(probe)),
+                    Ok(expected),
+                    "{probe:?}, {hash:?}"
+                );
+            }
+            let admission = locked.admit(&Admit::new(prompt))?;
+            assert_eq!(admission.num_cached, 0);
+            let handles = [admission.id.to_handle()];
+            locked.reserve(&Reserve::new(&handles), None)?;
+            locked.commit(&handles, Counts::Default, None)?;
+            locked.release(&handles)?;
+            locked.validate()?;
+        }
+        assert_eq!(locked.evict(8)?, 3);
+        locked.validate()?;
+    }
+    Ok(())
 }

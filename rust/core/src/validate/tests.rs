@@ -1,0 +1,155 @@
+//! Validation notices each kind of damage.
+
+use crate::manager::Locked;
+use crate::{Admit, BlockId, BlockManager, Config, Counts, Error, Reserve, SeqId};
+
+type Damage = fn(&mut Locked<'_>);
+
+/// Place 0 holds `1 2 3 4 5` and its fork in place 1 has a copy pending; place 2 is free after `7 8 9`, whose block is idle.
+fn manager() -> Result<BlockManager, Error> {
+    let config = Config::new(12, 2, 4, 16)?.with_prefix_cache(1);
+    let manager = BlockManager::new(config)?;
+    {
+        let mut locked = manager.lock()?;
+        let compute = |locked: &mut Locked<'_>, tokens: &[i32]| -> Result<i64, Error> {
+            let handle = locked.admit(&Admit::new(tokens))?.id.to_handle();
+            locked.reserve(&Reserve::new(&[handle]), None)?;
+            locked.commit(&[handle], Counts::Default, None)?;
+            Ok(handle)
+        };
+        let parent = compute(&mut locked, &[1, 2, 3, 4, 5])?;
+        let child = locked.fork(parent)?.id.to_handle();
+        let other = compute(&mut locked, &[7, 8, 9])?;
+        locked.reserve(&Reserve::new(&[child]), None)?;
+        locked.release(&[other])?;
+        locked.validate()?;
+    }
+    Ok(manager)
+}
+
+fn damaged(damage: Damage) -> Result<(), Error> {
+    let manager = manager()?;
+    let mut locked = manager.lock()?;
+    damage(&mut locked);
+    locked.validate()
+}
+
+#[test]
+fn every_damage_is_noticed() {
+    let cases: [(&str, Damage); 23] = [
+        // Places.
+        ("place 2 is free: false", |locked| {
+            locked.state.free_places.pop();
+        }),
+        ("place 3 is free twice", |locked| {
+            locked.state.free_places.push(3);
+        }),
+        ("place 9 is free twice, or there is none", |locked| {
+            locked.state.free_places.push(9);
+        }),
+        ("place 0 is free: true, holds a sequence: true", |locked| {
+            locked.state.free_places.push(0);
+        }),
+        ("the graveyard has generation 0", |locked| {
+            assert!(locked.graveyard.close(SeqId::new(0, 1).expect("an id")));
+        }),
+        ("the graveyard has generation 5", |locked| {
+            locked.graveyard.issue(SeqId::new(3, 5).expect("an id"));
+        }),
+        ("2 sequences, 3 counted", |locked| {
+            locked.state.num_alive += 1;
+        }),
+        ("place 2 holds no sequence but blocks", |locked| {
+            locked.state.sequences[2].num_blocks = 1;
+        }),
+        // Lengths and tables.
+        ("lengths of place 0", |locked| {
+            locked.state.sequences[0].computed = 7;
+        }),
+        ("place 0 has 6 slots", |locked| {
+            locked.state.sequences[0].capacity = 8;
+        }),
+        ("place 0 writes into", |locked| {
+            locked.state.sequences[0].tail = BlockId::NULL;
+        }),
+        ("takes its tail for its own", |locked| {
+            locked.state.sequences[0].owns_tail = true;
+        }),
+        ("has count", |locked| {
+            let other = locked.state.tables.block(1, 0);
+            locked.state.tables.exchange(0, 1, other);
+        }),
+        // Copies and holds.
+        ("holds for 1 copies", |locked| {
+            let source = locked.state.tables.block(0, 0);
+            locked.state.holds.add(source, 1);
+        }),
+        ("is copied without a hold", |locked| {
+            let source = locked.state.tables.block(0, 2);
+            locked.state.holds.remove(source);
+            let other = locked.state.tables.block(0, 1);
+            locked.state.holds.add(other, 1);
+        }),
+        ("is not in its table", |locked| {
+            let pending = locked.state.pending[1].as_mut().expect("a copy");
+            pending.column = 9;
+        }),
+        // The pool.
+        ("credits for", |locked| locked.pool.add_credits(1)),
+        ("in no place", |locked| {
+            assert!(locked.pool.stack().pop(&mut [BlockId::NULL]));
+        }),
+        ("on the free stack", |locked| {
+            let held = locked.state.tables.block(0, 0);
+            locked.pool.stack().push(&[held]);
+        }),
+        ("has count 1", |locked| {
+            let mut popped = [BlockId::NULL];
+            assert_eq!(locked.pool.pop_claimed(&mut popped), Ok(1));
+        }),
+        // The cache.
+        ("in the idle list: false", |locked| {
+            let cache = locked.state.cache.as_mut().expect("with a cache");
+            let idle = cache.idle.oldest().next().expect("one is idle");
+            cache.idle.remove(idle);
+        }),
+        ("in the idle list: true", |locked| {
+            let held = locked.state.tables.block(0, 0);
+            locked
+                .state
+                .cache
+                .as_mut()
+                .expect("with a cache")
+                .idle
+                .push(held);
+        }),
+        ("is published: true, in the tree: false", |locked| {
+            let leaf = locked.state.tables.block(0, 1);
+            let cache = locked.state.cache.as_mut().expect("with a cache");
+            assert!(cache.tree.remove(leaf).is_ok());
+        }),
+    ];
+    for (expected, damage) in cases {
+        match damaged(damage) {
+            Err(Error::Corrupt { message }) => {
+                assert!(
+                    message.contains(expected),
+                    "expected {expected:?}: {message}"
+                );
+            }
+            answer => panic!("{expected:?} was not noticed: {answer:?}"),
+        }
+    }
+    assert_eq!(damaged(|_| ()), Ok(()));
+}
+
+#[test]
+fn a_place_that_waits_in_the_graveyard_is_accounted_for() -> Result<(), Error> {
+    let manager = manager()?;
+    let first = SeqId::new(0, 1).expect("an id");
+    let mut locked = manager.lock()?;
+    manager.bury(first);
+    // By name while the drop waits: the place is neither alive nor free until the drain.
+    locked.release(&[first.to_handle()])?;
+    locked.validate()
+}
