@@ -1,4 +1,4 @@
-//! Forks, copies, truncations and the prefix cache together: every sequence reads its own content after every call.
+//! Forks, copies, truncations, transfers and the prefix cache together: every sequence reads its own content after every call.
 //!
 //! A fake memory holds a fingerprint of the prefix that was written into each slot. A step runs its copies first, then its
 //! writes, as kernels do. Counts are not predicted here, they are recounted by `validate`.
@@ -10,7 +10,8 @@ mod content;
 
 use content::{Random, fingerprint, rounds};
 use looseleaf_core::{
-    Admit, BatchBuffers, BatchShape, BatchState, BlockManager, Config, Counts, Error, Reserve,
+    Admit, BatchBuffers, BatchShape, BatchState, BlockId, BlockManager, Config, Counts, Error,
+    Reserve, SeqId,
 };
 
 struct Live {
@@ -19,11 +20,18 @@ struct Live {
     computed: usize,
 }
 
+/// Blocks that somebody reads without a sequence, and what they said when that began.
+struct Transfer {
+    blocks: Vec<BlockId>,
+    content: Vec<u64>,
+}
+
 struct Machine {
     manager: BlockManager,
     block_size: usize,
     memory: Vec<u64>,
     live: Vec<Live>,
+    transfers: Vec<Transfer>,
     state: BatchState,
     arrays: Arrays,
     random: Random,
@@ -81,6 +89,7 @@ impl Machine {
             block_size,
             memory: vec![0; (num_blocks + 1) * block_size],
             live: Vec::new(),
+            transfers: Vec::new(),
             state: BatchState::new(shape, &mut arrays.borrow()).expect("right lengths"),
             arrays,
             random,
@@ -243,9 +252,43 @@ impl Machine {
         }
         let index = self.random.below(self.live.len());
         let live = self.live.swap_remove(index);
+        if self.random.below(4) == 0 {
+            self.manager
+                .bury(SeqId::from_handle(live.handle).expect("issued"));
+            return;
+        }
         let cache = self.random.below(4) > 0;
         let mut locked = self.manager.lock().expect("not poisoned");
         locked.release_with(&[live.handle], cache).expect("alive");
+    }
+
+    /// A transfer begins to read the computed blocks of a sequence.
+    fn begin_transfer(&mut self) {
+        if self.live.is_empty() || self.transfers.len() == 2 {
+            return;
+        }
+        let live = &self.live[self.random.below(self.live.len())];
+        let mut blocks = {
+            let locked = self.manager.lock().expect("not poisoned");
+            locked.blocks(live.handle).expect("alive")
+        };
+        blocks.truncate(live.computed / self.block_size);
+        self.manager.retain_blocks(&blocks).expect("held");
+        let content = self.read(&blocks);
+        self.transfers.push(Transfer { blocks, content });
+    }
+
+    fn end_transfer(&mut self) {
+        if let Some(transfer) = self.transfers.pop() {
+            assert_eq!(self.read(&transfer.blocks), transfer.content);
+            self.manager.release_blocks(&transfer.blocks).expect("held");
+        }
+    }
+
+    fn read(&self, blocks: &[BlockId]) -> Vec<u64> {
+        let size = self.block_size;
+        let slots = |block: &BlockId| &self.memory[block.index() * size..][..size];
+        blocks.iter().flat_map(slots).copied().collect()
     }
 
     fn drop_content(&mut self) {
@@ -259,7 +302,12 @@ impl Machine {
 
     fn check(&self) {
         let mut locked = self.manager.lock().expect("not poisoned");
-        locked.validate().expect("consistent");
+        let held: Vec<BlockId> = self
+            .transfers
+            .iter()
+            .flat_map(|transfer| transfer.blocks.clone())
+            .collect();
+        locked.validate_beside(&held).expect("consistent");
         for live in &self.live {
             let table = locked.blocks(live.handle).expect("alive");
             for position in 0..live.computed {
@@ -284,13 +332,19 @@ fn run(seed: u64, operations: u32) {
             4..=11 => machine.step(),
             12..=13 => machine.fork(),
             14..=15 => machine.truncate(),
-            16..=18 => machine.release(),
+            16..=17 => machine.release(),
+            18 if machine.random.below(2) == 0 => machine.begin_transfer(),
+            18 => machine.end_transfer(),
             _ => machine.drop_content(),
         }
         machine.check();
     }
     while !machine.live.is_empty() {
         machine.release();
+        machine.check();
+    }
+    while !machine.transfers.is_empty() {
+        machine.end_transfer();
         machine.check();
     }
     let stats = machine.manager.lock().expect("not poisoned").stats();

@@ -15,7 +15,7 @@ const NUM_THREADS: u64 = 3;
 const NUM_BLOCKS: u32 = 4;
 const NUM_SLOTS: u32 = 2;
 /// Rounds per thread, unless the command line has another number. The sanitizer needs 2,000,000 to meet most races.
-const DEFAULT_ROUNDS: u64 = 20_000;
+const DEFAULT_ROUNDS: u64 = 200_000;
 
 /// Plain memory that belongs to a block or to a sequence slot.
 struct Payload(UnsafeCell<u64>);
@@ -68,6 +68,8 @@ fn main() -> ExitCode {
         handle: AtomicI64::new(0),
         num_finished: AtomicU32::new(0),
     }));
+    // One is there before anybody begins, so that one is dropped however the threads are scheduled.
+    issue(shared, SeqId::new(0, 1).expect("a sequence id"));
     let threads: Vec<_> = (1..=NUM_THREADS)
         .map(|thread| thread::spawn(move || hold_and_drop(shared, thread, rounds)))
         .collect();
@@ -142,11 +144,14 @@ fn hold_and_drop(shared: &Shared, thread: u64, rounds: u64) -> u64 {
 
 /// Issues sequences, hands out their handles, and takes back what was dropped, until the others have finished.
 fn issue_and_drain(shared: &Shared) -> u64 {
-    let mut vacant: Vec<SeqId> = (0..NUM_SLOTS)
+    let mut vacant: Vec<SeqId> = (1..NUM_SLOTS)
         .filter_map(|index| SeqId::new(index, 1))
         .collect();
     let mut num_drained = 0;
-    while u64::from(shared.num_finished.load(Ordering::Acquire)) < NUM_THREADS {
+    let mut has_finished = false;
+    while !has_finished {
+        // What was dropped before is drained once more.
+        has_finished = u64::from(shared.num_finished.load(Ordering::Acquire)) == NUM_THREADS;
         shared.graveyard.drain(|sequence| {
             let payload = &shared.slot_payloads[sequence.index() as usize];
             assert_ne!(
@@ -161,10 +166,14 @@ fn issue_and_drain(shared: &Shared) -> u64 {
         if shared.handle.load(Ordering::Relaxed) == 0
             && let Some(sequence) = vacant.pop()
         {
-            shared.graveyard.issue(sequence);
-            shared.handle.store(sequence.to_handle(), Ordering::Release);
+            issue(shared, sequence);
         }
         thread::yield_now();
     }
     num_drained
+}
+
+fn issue(shared: &Shared, sequence: SeqId) {
+    shared.graveyard.issue(sequence);
+    shared.handle.store(sequence.to_handle(), Ordering::Release);
 }

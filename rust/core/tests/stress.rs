@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use looseleaf_core::{BlockId, BlockPool};
+use looseleaf_core::{BlockId, BlockPool, FreeStack};
 
 const NUM_THREADS: u32 = 4;
 
@@ -29,21 +29,22 @@ fn spawn_all(work: impl Fn(u32, Choices) + Sync) {
     });
 }
 
-#[test]
-fn no_block_is_handed_out_twice() {
-    const NUM_BLOCKS: u32 = 2;
-    const CALLS_PER_THREAD: u32 = 1_000_000 / NUM_THREADS;
-    let pool = BlockPool::new(NUM_BLOCKS).expect("a valid size");
-    let owners: Vec<AtomicU32> = (0..=NUM_BLOCKS).map(|_| AtomicU32::new(0)).collect();
+/// Takes and gives so many times in all, and checks that a block has one owner at a time. `take` says whether there were enough.
+fn assert_one_owner(
+    num_blocks: u32,
+    num_calls: u32,
+    take: impl Fn(&mut [BlockId]) -> bool + Sync,
+    give: impl Fn(&[BlockId]) + Sync,
+) {
+    let owners: Vec<AtomicU32> = (0..=num_blocks).map(|_| AtomicU32::new(0)).collect();
     let num_owned = AtomicU32::new(0);
-
     spawn_all(|thread, mut choices| {
-        let mut room = [BlockId::NULL; NUM_BLOCKS as usize];
+        let mut room = vec![BlockId::NULL; num_blocks as usize];
         let mut calls = 0;
-        while calls < CALLS_PER_THREAD {
+        while calls < num_calls / NUM_THREADS {
             calls += 1;
-            let blocks = &mut room[..=choices.below(NUM_BLOCKS) as usize];
-            if pool.allocate(blocks).is_err() {
+            let blocks = &mut room[..=choices.below(num_blocks) as usize];
+            if !take(blocks) {
                 continue;
             }
             for &block in &*blocks {
@@ -55,17 +56,45 @@ fn no_block_is_handed_out_twice() {
                 let before = owners[block.index()].swap(0, Ordering::AcqRel);
                 assert_eq!(before, thread, "{block} was taken from its owner");
             }
-            pool.release(blocks).expect("the thread holds them");
+            give(blocks);
             calls += 1;
         }
     });
-
+    let num_owned = num_owned.into_inner();
+    eprintln!("{num_calls} calls, {num_owned} of them took blocks");
     assert!(
-        num_owned.into_inner() > CALLS_PER_THREAD / 100,
+        num_owned > num_calls / 1_000,
         "hardly a block was handed out"
     );
-    assert_eq!(pool.num_free(), NUM_BLOCKS);
-    assert_eq!(pool.validate(&[0; NUM_BLOCKS as usize + 1]), Ok(()));
+}
+
+/// Half of the calls on the stack itself, half on a pool.
+fn assert_one_owner_on_the_stack_and_in_the_pool(num_calls: u32) {
+    for num_blocks in [2, 3] {
+        let stack = FreeStack::new(num_blocks);
+        let give = |blocks: &[BlockId]| stack.push(blocks);
+        assert_one_owner(num_blocks, num_calls / 4, |blocks| stack.pop(blocks), give);
+        let left = stack.blocks_at_rest().expect("no cycle");
+        assert_eq!(left.len(), num_blocks as usize);
+
+        let pool = BlockPool::new(num_blocks).expect("a valid size");
+        let give = |blocks: &[BlockId]| pool.release(blocks).expect("the thread holds them");
+        let take = |blocks: &mut [BlockId]| pool.allocate(blocks).is_ok();
+        assert_one_owner(num_blocks, num_calls / 4, take, give);
+        assert_eq!(pool.num_free(), num_blocks);
+        assert_eq!(pool.validate(&vec![0; num_blocks as usize + 1]), Ok(()));
+    }
+}
+
+#[test]
+fn no_block_is_handed_out_twice() {
+    assert_one_owner_on_the_stack_and_in_the_pool(4_000_000);
+}
+
+#[test]
+#[ignore = "make soak"]
+fn no_block_is_handed_out_twice_in_a_hundred_million_calls() {
+    assert_one_owner_on_the_stack_and_in_the_pool(100_000_000);
 }
 
 #[test]
