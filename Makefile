@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom race soak lint bench gates wheel clean setup
+.PHONY: help run test test-rust test-python loom mutants race soak lint bench gates wheel clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -24,7 +24,7 @@ help: ## list the targets
 run: $(VENV)/built ## answer prompts with a real model on the paged cache; ARGS are those of "looseleaf generate"
 	$(BIN)/looseleaf generate $(ARGS)
 
-test: $(VENV)/built test-rust loom race test-python ## every test: Rust, loom models, thread sanitizer, Python, model, wheel
+test: $(VENV)/built test-rust loom mutants race test-python ## every test: Rust, loom models, faults, thread sanitizer, Python, model, wheel
 
 test-rust: ## the Rust tests and doc tests
 	cargo test --workspace
@@ -35,13 +35,17 @@ test-python: $(VENV)/built ## the Python tests; ARGS go to pytest
 loom: ## the concurrency models of the lock-free parts; three threads with bounded preemptions
 	RUSTFLAGS="--cfg looseleaf_loom" cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
 
+mutants: ## faults put into the core, one at a time, each of which a loom model must find
+	RUSTFLAGS="--cfg looseleaf_loom --cfg looseleaf_mutants" \
+		cargo test -p looseleaf-core --release --test mutants --target-dir target/mutants -- --nocapture every_fault
+
 # The sanitizer is unstable in name only: its runtime comes with the stable toolchain. Its flags need an explicit target.
 race: ## the race target under the thread sanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 		cargo test -p looseleaf-core --test race --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan
 
-soak: ## a million random operations and more against each oracle; not part of test
-	cargo test -p looseleaf-core --release --lib --test manager -- --ignored
+soak: ## random operations against each oracle, every search and the stress test at full length; not part of test
+	cargo test -p looseleaf-core --release --lib --test manager --test stress -- --ignored --nocapture
 	LOOSELEAF_OPERATIONS=10000000 cargo test -p looseleaf-core --release --test prefix_oracle --test prefix_content
 
 # The stub needs none of torch's types; following its imports takes a minute.

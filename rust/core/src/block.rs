@@ -61,7 +61,11 @@
 //! Release half pairs with the Acquire half of the release that reaches 0, so that everything that former holders did with the
 //! block's memory comes before the block is pushed, popped and written by its next owner.
 
+use crate::mutant;
 use crate::sync::{AtomicU64, Ordering};
+
+#[cfg(looseleaf_mutants)]
+mod mutants;
 
 const COUNT_MASK: u64 = (1 << 30) - 1;
 const QUEUED: u64 = 1 << 30;
@@ -216,22 +220,6 @@ pub(crate) enum Unpublished {
 /// The word of one block.
 pub(crate) struct BlockWord(AtomicU64);
 
-/// Words to begin with, for tests.
-#[cfg(test)]
-impl From<Snapshot> for BlockWord {
-    fn from(word: Snapshot) -> Self {
-        Self(AtomicU64::new(word.0))
-    }
-}
-
-#[cfg(test)]
-impl Snapshot {
-    pub(crate) fn of(count: u32, is_published: bool, is_queued: bool, generation: u32) -> Self {
-        let flags = if is_published { PUBLISHED } else { 0 } | if is_queued { QUEUED } else { 0 };
-        Self(u64::from(count) | flags | u64::from(generation) << GENERATION_SHIFT)
-    }
-}
-
 impl BlockWord {
     /// A free block that was never allocated.
     pub(crate) fn new() -> Self {
@@ -241,7 +229,7 @@ impl BlockWord {
     /// The word now. Acquire, so that a count of 1 means what it says: whoever else held the block has finished with it (pairs
     /// with the Release half of [`release`](Self::release)). Copy-on-write relies on it.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot(self.0.load(Ordering::Acquire))
+        Snapshot(self.0.load(mutant::ordering("snapshot", Ordering::Acquire)))
     }
 
     /// Free → private. Only for the thread that popped the block.
@@ -271,12 +259,16 @@ impl BlockWord {
 
     /// One holder less, and who must do what if that was the last.
     pub(crate) fn release(&self) -> Released {
+        #[cfg(looseleaf_mutants)]
+        if mutant::is("two-step release") {
+            return self.release_in_two_steps();
+        }
         // AcqRel: pairs with the releases of the other holders and with `snapshot`, see the module's text.
-        self.transition(Ordering::AcqRel, |now| {
+        self.transition(mutant::ordering("release", Ordering::AcqRel), |now| {
             let less = now.with_one_holder_less();
             match now.count() {
                 0 => (Released::NotHeld, None),
-                1 if now.is_queued() => (Released::StillHeld, Some(less)),
+                1 if now.is_queued() && !mutant::is("requeue") => (Released::StillHeld, Some(less)),
                 1 if now.is_published() => (Released::PushToInbox, Some(Snapshot(less.0 | QUEUED))),
                 1 => (Released::PushToStack, Some(less)),
                 _ => (Released::StillHeld, Some(less)),
@@ -287,7 +279,7 @@ impl BlockWord {
     /// One holder less, by who holds the mutex: a published block is idle at once, without the way through the inbox.
     pub(crate) fn release_locked(&self) -> Settled {
         // AcqRel: as for `release`.
-        self.transition(Ordering::AcqRel, |now| {
+        self.transition(mutant::ordering("locked", Ordering::AcqRel), |now| {
             let less = now.with_one_holder_less();
             match now.count() {
                 0 => (Settled::Refused(now), None),
@@ -341,14 +333,18 @@ impl BlockWord {
 
     /// Settles a block that was taken from the inbox, by what its word says at that very moment.
     pub(crate) fn drain(&self) -> Settled {
+        #[cfg(looseleaf_mutants)]
+        if mutant::is("two-step drain") {
+            return self.drain_in_two_steps();
+        }
         // Acquire: pairs with the Release half of `release`; a block without holders goes on to the stack or the idle list.
-        self.transition(Ordering::Acquire, |now| {
+        self.transition(mutant::ordering("drain", Ordering::Acquire), |now| {
             let without = Snapshot(now.0 & !QUEUED);
             if !now.is_queued() {
                 (Settled::Refused(now), None)
             } else if now.count() > 0 {
                 (Settled::Elsewhere, Some(without))
-            } else if now.is_published() {
+            } else if now.is_published() || mutant::is("drain ignores unpublished") {
                 (Settled::Idle, Some(without))
             } else {
                 (Settled::Free, Some(without))
@@ -415,69 +411,4 @@ impl std::fmt::Debug for BlockWord {
 }
 
 #[cfg(all(test, not(looseleaf_loom)))]
-mod tests {
-    use super::*;
-
-    fn word(bits: u64) -> BlockWord {
-        BlockWord(AtomicU64::new(bits))
-    }
-
-    #[test]
-    fn a_block_is_claimed_shared_and_released() {
-        let word = BlockWord::new();
-        assert_eq!(word.claim(), Claimed::Done);
-        assert_eq!(
-            (word.snapshot().count(), word.snapshot().generation()),
-            (1, 1)
-        );
-        assert_eq!(word.retain(), Retained::Done);
-        assert_eq!(word.release(), Released::StillHeld);
-        assert_eq!(word.release(), Released::PushToStack);
-        assert_eq!(word.claim(), Claimed::Done);
-        assert_eq!(
-            (word.snapshot().count(), word.snapshot().generation()),
-            (1, 2)
-        );
-    }
-
-    #[test]
-    fn a_free_block_is_neither_retained_nor_released() {
-        let word = BlockWord::new();
-        assert_eq!(word.retain(), Retained::NotHeld);
-        assert_eq!(word.release(), Released::NotHeld);
-        assert_eq!(word.snapshot(), Snapshot(0));
-    }
-
-    #[test]
-    fn a_block_that_is_held_or_flagged_is_not_claimed() {
-        for bits in [1, QUEUED, PUBLISHED, PUBLISHED | QUEUED | 1] {
-            assert_eq!(word(bits).claim(), Claimed::NotFree(Snapshot(bits)));
-        }
-    }
-
-    #[test]
-    fn a_full_count_stays_out_of_the_flags() {
-        let word = word(COUNT_MASK - 1);
-        assert_eq!(word.retain(), Retained::Done);
-        assert_eq!(word.retain(), Retained::Full);
-        assert_eq!(word.snapshot(), Snapshot(COUNT_MASK));
-        assert_eq!(word.snapshot().count(), Snapshot::MAX_COUNT);
-    }
-
-    #[test]
-    fn the_generation_wraps_and_leaves_the_rest() {
-        let word = word(u64::MAX << GENERATION_SHIFT);
-        assert_eq!(word.claim(), Claimed::Done);
-        assert_eq!(word.snapshot(), Snapshot(1));
-    }
-
-    #[test]
-    fn a_restored_block_has_its_one_holder_back() {
-        let word = BlockWord::new();
-        assert_eq!(word.claim(), Claimed::Done);
-        let held = word.snapshot();
-        assert_eq!(word.release(), Released::PushToStack);
-        assert!(word.restore(true));
-        assert_eq!(word.snapshot(), held);
-    }
-}
+mod tests;

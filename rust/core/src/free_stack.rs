@@ -29,6 +29,7 @@
 //!    belongs to a block that was popped since, by a thread that then read a later head, and leads to what was on top there,
 //!    with n blocks from it to the end. So a walk can become longer only.
 
+use crate::mutant;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, OwnLine};
 use crate::{BlockId, Config, Error};
 
@@ -119,20 +120,13 @@ impl FreeStack {
         if out.is_empty() {
             return true;
         }
-        // Acquire: pairs with the Release in `push_chain`, whose links the walk reads.
-        let mut head = self.head.0.load(Ordering::Acquire);
+        let mut head = self.head_to_walk();
         loop {
             let Some(below) = self.walk(head, out) else {
                 return false;
             };
             let next = self.layout.next(head, below);
-            // AcqRel: the Acquire half as above. The Release half pairs with the Acquire of the pops that follow: our walk
-            // comes before anything their owners write into the links. On failure Acquire, for the next walk.
-            match self
-                .head
-                .0
-                .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire)
-            {
+            match self.exchange(head, next) {
                 Ok(_) => return true,
                 Err(newer) => head = newer,
             }
@@ -141,8 +135,7 @@ impl FreeStack {
 
     /// Takes as many blocks off the top as there are, up to `out.len()`, topmost first, in one compare-exchange; returns how many.
     pub(crate) fn pop_up_to(&self, out: &mut [BlockId]) -> usize {
-        // Acquire, AcqRel and Acquire: as in `pop`.
-        let mut head = self.head.0.load(Ordering::Acquire);
+        let mut head = self.head_to_walk();
         loop {
             let mut cursor = self.layout.top(head);
             let mut num_blocks = 0;
@@ -155,11 +148,7 @@ impl FreeStack {
                 return 0;
             }
             let next = self.layout.next(head, cursor);
-            match self
-                .head
-                .0
-                .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire)
-            {
+            match self.exchange(head, next) {
                 Ok(_) => return num_blocks,
                 Err(newer) => head = newer,
             }
@@ -220,7 +209,7 @@ impl FreeStack {
             match self.head.0.compare_exchange_weak(
                 head,
                 next,
-                Ordering::Release,
+                mutant::ordering("push", Ordering::Release),
                 Ordering::Relaxed,
             ) {
                 Ok(_) => return,
@@ -263,6 +252,24 @@ impl FreeStack {
             cursor = self.below(cursor);
         }
         Ok(blocks)
+    }
+
+    /// The head that a pop begins with.
+    fn head_to_walk(&self) -> u64 {
+        // Acquire: pairs with the Release in `push_chain`, whose links the walk reads.
+        let acquire = mutant::ordering("pop begins", Ordering::Acquire);
+        self.head.0.load(acquire)
+    }
+
+    /// Ends a pop whose walk began with `head`; the head to walk again if another has come.
+    fn exchange(&self, head: u64, next: u64) -> Result<u64, u64> {
+        // AcqRel: the Acquire half as in `head_to_walk`. The Release half pairs with the Acquire of the pops that follow: our walk
+        // comes before anything their owners write into the links.
+        // On failure Acquire, for the next walk.
+        let failure = mutant::ordering("pop again", Ordering::Acquire);
+        self.head
+            .0
+            .compare_exchange_weak(head, next, Ordering::AcqRel, failure)
     }
 
     /// Writes the blocks at the top into `out` and returns what is below them; `None` if the walk ends too early.
@@ -312,11 +319,16 @@ struct HeadLayout {
 }
 
 impl HeadLayout {
-    const fn new(num_blocks: u32) -> Self {
+    fn new(num_blocks: u32) -> Self {
         let index_bits = u32::BITS - num_blocks.leading_zeros();
+        let tag_mask = if mutant::is("no tag") {
+            0
+        } else {
+            u64::MAX >> index_bits
+        };
         Self {
             index_bits,
-            tag_mask: u64::MAX >> index_bits,
+            tag_mask,
         }
     }
 

@@ -21,6 +21,7 @@ mod invalidate;
 #[cfg(all(test, not(looseleaf_loom)))]
 mod life_cycle;
 mod manager;
+mod mutant;
 mod oom;
 mod places;
 mod pool;

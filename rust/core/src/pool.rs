@@ -22,6 +22,7 @@ use std::collections::HashSet;
 use crate::block::{BlockWord, Claimed, Released, Retained, Settled, Snapshot};
 use crate::config::require;
 use crate::free_stack::Chain;
+use crate::mutant;
 use crate::push_list::{PushChain, PushList};
 use crate::stats::Counters;
 use crate::sync::{AtomicU32, Ordering, OwnLine};
@@ -232,8 +233,14 @@ impl BlockPool {
     /// Puts blocks without holders on the stack, then promises them.
     pub(crate) fn give_back(&self, freed: &Chain) {
         if freed.len() > 0 {
+            let is_early = mutant::is("early credit");
+            if is_early {
+                self.add_credits(freed.len());
+            }
             self.stack.push_chain(freed);
-            self.add_credits(freed.len());
+            if !is_early {
+                self.add_credits(freed.len());
+            }
             self.ledger.0.counters.count_released(freed.len());
         }
     }
@@ -329,7 +336,8 @@ impl BlockPool {
                 });
             };
             // Acquire: pairs with the Release in `add_credits`; the blocks promised stand on the stack for us.
-            match credits.compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed) {
+            let acquire = mutant::ordering("take credits", Ordering::Acquire);
+            match credits.compare_exchange_weak(free, left, acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(left),
                 Err(newer) => free = newer,
             }
@@ -340,10 +348,10 @@ impl BlockPool {
     pub(crate) fn add_credits(&self, num_blocks: u32) {
         // Release: pairs with the Acquire in `take_credits`. All changes are read-modify-write, so a take synchronizes with
         // every addition before it, not only with the last.
-        self.ledger
-            .0
-            .credits
-            .fetch_add(num_blocks, Ordering::Release);
+        self.ledger.0.credits.fetch_add(
+            num_blocks,
+            mutant::ordering("add credits", Ordering::Release),
+        );
     }
 
     /// Undoes the releases of a call that failed, `freed` being the blocks that they brought to the way to the stack.

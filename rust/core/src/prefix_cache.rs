@@ -13,6 +13,7 @@
 use crate::block::{Claimed, Hit, Settled, Unpublished};
 use crate::free_stack::Chain;
 use crate::idle::IdleOrder;
+use crate::mutant;
 use crate::prefix::{PrefixTree, Root};
 use crate::{BlockId, BlockPool, Error, Invalidated};
 
@@ -101,7 +102,7 @@ impl PrefixCache {
 
     /// Whether a hit on this block takes a block that an allocation could have had.
     pub(crate) fn is_idle(&self, block: BlockId) -> bool {
-        self.idle.contains(block)
+        self.idle.contains(block) && !mutant::is("hit without credit")
     }
 
     /// One holder more. An idle block's credit is taken already.

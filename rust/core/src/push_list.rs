@@ -5,6 +5,7 @@
 //! so its pusher has to make sure that it is not in the list already (see [`Graveyard`](crate::Graveyard) and
 //! the inbox of [`BlockPool`](crate::BlockPool), whose words do).
 
+use crate::mutant;
 use crate::sync::{AtomicU32, Ordering};
 
 /// End of the list. Entries are listed as their index + 1.
@@ -63,7 +64,7 @@ impl PushList {
             match self.head.compare_exchange_weak(
                 head,
                 chain.newest,
-                Ordering::Release,
+                mutant::ordering("list push", Ordering::Release),
                 Ordering::Relaxed,
             ) {
                 Ok(_) => return,
@@ -78,7 +79,14 @@ impl PushList {
             return;
         }
         // Acquire: pairs with the Release in `push_chain`.
-        let mut cursor = self.reverse(self.head.swap(NIL, Ordering::Acquire));
+        let taken = self
+            .head
+            .swap(NIL, mutant::ordering("list take", Ordering::Acquire));
+        let mut cursor = if mutant::is("newest first") {
+            taken
+        } else {
+            self.reverse(taken)
+        };
         while let Some((index, link)) = self.entry(cursor) {
             cursor = link.load(Ordering::Relaxed); // before the entry can be pushed again
             receive(index);

@@ -20,6 +20,9 @@ pub(crate) enum Size {
     /// Three threads, which may have millions: those in which a thread that could go on is interrupted 3 times at most, or as
     /// often as `LOOM_MAX_PREEMPTIONS` says.
     Large,
+    /// Three threads with long calls: as `Large`, with one interruption less.
+    #[allow(dead_code, reason = "not every target has such a model")]
+    Huge,
 }
 
 /// Explores the executions of a model and returns the set of its outcomes.
@@ -37,6 +40,7 @@ where
     builder.preemption_bound = match size {
         Size::Small => None,
         Size::Large => builder.preemption_bound.or(Some(3)),
+        Size::Huge => builder.preemption_bound.map(|bound| bound - 1).or(Some(2)),
     };
     builder.check(move || {
         let outcome = model();
