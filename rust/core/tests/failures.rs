@@ -114,6 +114,8 @@ struct Observed {
     stats: Stats,
     hits: Vec<u32>,
     longest_admission: u32,
+    /// Of all that will ever matter, the order of eviction included.
+    digest: [u8; 32],
 }
 
 impl World {
@@ -227,6 +229,7 @@ impl World {
                 .filter(|&length| locked.can_admit(length) == Ok(true))
                 .max()
                 .unwrap_or(0),
+            digest: locked.digest().expect("consistent"),
         }
     }
 

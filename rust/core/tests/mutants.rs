@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-mod explore;
 #[path = "loom_free_stack.rs"]
 mod loom_free_stack;
 #[path = "loom_graveyard.rs"]
