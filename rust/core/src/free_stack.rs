@@ -375,6 +375,31 @@ mod tests {
         assert_eq!(before, after, "without a tag, the two are the same word");
     }
 
+    /// One thread has walked from 1 to 2 when another pops 1, pops 2 and pushes 1 back. Returns whether the first one's exchange
+    /// succeeds, and what is on the stack then. The other has block 2.
+    fn exchange_after_aba(stack: &FreeStack) -> (bool, Vec<u32>) {
+        let head = stack.head_to_walk();
+        let mut walked = [BlockId::NULL];
+        let below = stack.walk(head, &mut walked).expect("three blocks");
+        assert_eq!((walked[0].get(), below.get()), (1, 2));
+        head_before_and_after_aba(stack);
+        let next = stack.layout.next(head, below);
+        let mut answer = stack.exchange(head, next);
+        while answer == Err(head) {
+            answer = stack.exchange(head, next); // a weak exchange may fail for nothing
+        }
+        let left = stack.blocks_at_rest().expect("no cycle");
+        (answer.is_ok(), left.into_iter().map(BlockId::get).collect())
+    }
+
+    #[test]
+    fn a_pop_that_slept_through_aba_does_not_hand_out_what_is_owned() {
+        let tagged = exchange_after_aba(&FreeStack::new(3));
+        assert_eq!(tagged, (false, vec![1, 3]));
+        let untagged = exchange_after_aba(&FreeStack::with_tag_bits(3, 0));
+        assert_eq!(untagged, (true, vec![2, 3]), "2 has an owner and is free");
+    }
+
     #[test]
     fn the_tag_fills_the_bits_that_ids_leave() {
         for (num_blocks, index_bits) in [(1, 1), (2, 2), (3, 2), (4, 3), (1 << 20, 21)] {

@@ -1,7 +1,7 @@
 //! Many calls from four threads. Ownership is kept beside the pool and swapped atomically, so that two owners meet.
 #![cfg(not(looseleaf_loom))]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use looseleaf_core::{BlockId, BlockPool, FreeStack};
@@ -29,7 +29,8 @@ fn spawn_all(work: impl Fn(u32, Choices) + Sync) {
     });
 }
 
-/// Takes and gives so many times in all, and checks that a block has one owner at a time. `take` says whether there were enough.
+/// Takes and gives so many times in all, refusals not counted, and checks that a block has one owner at a time. `take` says
+/// whether there were enough.
 fn assert_one_owner(
     num_blocks: u32,
     num_calls: u32,
@@ -37,35 +38,31 @@ fn assert_one_owner(
     give: impl Fn(&[BlockId]) + Sync,
 ) {
     let owners: Vec<AtomicU32> = (0..=num_blocks).map(|_| AtomicU32::new(0)).collect();
-    let num_owned = AtomicU32::new(0);
+    let refused = AtomicU64::new(0);
     spawn_all(|thread, mut choices| {
         let mut room = vec![BlockId::NULL; num_blocks as usize];
-        let mut calls = 0;
+        let (mut calls, mut num_refused) = (0, 0);
         while calls < num_calls / NUM_THREADS {
-            calls += 1;
             let blocks = &mut room[..=choices.below(num_blocks) as usize];
             if !take(blocks) {
+                num_refused += 1;
                 continue;
             }
             for &block in &*blocks {
                 let before = owners[block.index()].swap(thread, Ordering::AcqRel);
                 assert_eq!(before, 0, "{block} was handed out twice");
             }
-            num_owned.fetch_add(1, Ordering::Relaxed);
             for &block in &*blocks {
                 let before = owners[block.index()].swap(0, Ordering::AcqRel);
                 assert_eq!(before, thread, "{block} was taken from its owner");
             }
             give(blocks);
-            calls += 1;
+            calls += 2;
         }
+        refused.fetch_add(num_refused, Ordering::Relaxed);
     });
-    let num_owned = num_owned.into_inner();
-    eprintln!("{num_calls} calls, {num_owned} of them took blocks");
-    assert!(
-        num_owned > num_calls / 1_000,
-        "hardly a block was handed out"
-    );
+    let refused = refused.into_inner();
+    eprintln!("{num_calls} calls took or gave blocks, {refused} more were refused");
 }
 
 /// Half of the calls on the stack itself, half on a pool.
@@ -88,7 +85,7 @@ fn assert_one_owner_on_the_stack_and_in_the_pool(num_calls: u32) {
 
 #[test]
 fn no_block_is_handed_out_twice() {
-    assert_one_owner_on_the_stack_and_in_the_pool(4_000_000);
+    assert_one_owner_on_the_stack_and_in_the_pool(2_000_000);
 }
 
 #[test]
