@@ -130,6 +130,7 @@ impl Locked<'_> {
         state.tokens.append(place, 0, request.tokens);
         state.append_blocks(place, 0..state.blocks.len());
         state.find_tail(place);
+        state.note_plain(id.index());
         Ok(Admission { id, num_cached })
     }
 

@@ -80,12 +80,28 @@ impl BatchBuffers<'_> {
     }
 }
 
-/// Which table a row of the buffer holds, up to which cell.
+/// Which table a row of the buffer holds, up to which cell. No two tables have the same epoch, and none has 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Row {
-    handle: i64,
+pub(crate) struct Row {
     epoch: u64,
     cells: u32,
+}
+
+impl Row {
+    /// The whole table of a sequence.
+    #[inline]
+    fn of(sequence: &Sequence) -> Self {
+        Self {
+            epoch: sequence.table_epoch,
+            cells: sequence.num_blocks,
+        }
+    }
+
+    /// Whether the row is as this sequence's table.
+    #[inline]
+    pub(crate) fn is_of(&self, sequence: &Sequence) -> bool {
+        *self == Self::of(sequence)
+    }
 }
 
 /// What the buffers of one batch hold, so that the next step writes the difference.
@@ -260,16 +276,10 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
 
     /// Adds the row of a sequence, whose reserved slots are this step's. `cells` is its table, as kernels read it; `ids` are the
     /// known ones of its new tokens, in two parts.
-    pub(crate) fn push(
-        &mut self,
-        handle: i64,
-        sequence: &Sequence,
-        cells: &[i32],
-        ids: (&[i32], &[i32]),
-    ) {
+    pub(crate) fn push(&mut self, sequence: &Sequence, cells: &[i32], ids: (&[i32], &[i32])) {
         let query_len = sequence.reserved - sequence.computed;
-        if !self.shows(self.row, handle, sequence) {
-            self.write_table_row(self.row, handle, sequence.table_epoch, cells);
+        if !self.state.rows[self.row].is_of(sequence) {
+            self.write_table_row(self.row, sequence, cells);
         }
         self.push_tokens(sequence, cells, ids);
         self.buffers.seq_lens[self.row] = sequence.reserved.cast_signed();
@@ -279,29 +289,33 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         self.row += 1;
     }
 
-    /// Whether the row of the block table is as this sequence's.
-    pub(crate) fn shows(&self, row: usize, handle: i64, sequence: &Sequence) -> bool {
-        let shown = &self.state.rows[row];
-        shown.handle == handle
-            && shown.epoch == sequence.table_epoch
-            && shown.cells == sequence.num_blocks
+    /// Where a decode step of so many rows writes what differs from row to row. Cut to that length once, so that a loop over them
+    /// checks no bounds.
+    pub(crate) fn decode_rows(&mut self, num_rows: usize) -> impl Iterator<Item = DecodeRow<'_>> {
+        let shown = self.state.rows[..num_rows].iter();
+        let slots = self.buffers.slot_mapping[..num_rows].iter_mut();
+        let seq_lens = self.buffers.seq_lens[..num_rows].iter_mut();
+        let rows = shown.zip(slots).zip(seq_lens);
+        rows.map(|((shown, slot), seq_len)| DecodeRow {
+            shown,
+            slot,
+            seq_len,
+        })
     }
 
-    /// Writes what a decode step has of one sequence, its row of the block table excepted.
-    pub(crate) fn write_decode_row(&mut self, row: usize, sequence: &Sequence, token: i32) {
-        let position = sequence.computed;
-        let offset = self.block_size.offset(position);
-        self.buffers.slot_mapping[row] = i64::from(sequence.tail.get())
-            * i64::from(self.block_size.tokens())
-            + i64::from(offset);
-        self.buffers.positions[row] = i64::from(position);
-        self.buffers.token_ids[row] = i64::from(token);
-        self.buffers.seq_lens[row] = sequence.reserved.cast_signed();
-        self.max_seq_len = self.max_seq_len.max(sequence.reserved);
-    }
-
-    /// Ends a decode step of so many rows, each with one new token.
-    pub(crate) fn finish_decode(mut self, num_rows: usize) {
+    /// Ends a decode step, whose rows have one new token each: writes what follows from the tokens and the lengths. In loops of
+    /// their own, which are vectorized.
+    pub(crate) fn finish_decode(mut self, tokens: &[i32]) {
+        let num_rows = tokens.len();
+        let seq_lens = &self.buffers.seq_lens[..num_rows];
+        for (id, &token) in self.buffers.token_ids[..num_rows].iter_mut().zip(tokens) {
+            *id = i64::from(token);
+        }
+        for (position, &seq_len) in self.buffers.positions.iter_mut().zip(seq_lens) {
+            *position = i64::from(seq_len - 1);
+        }
+        let max_seq_len = seq_lens.iter().fold(0, |max, &seq_len| seq_len.max(max));
+        self.max_seq_len = max_seq_len.cast_unsigned();
         for row in self.state.num_single..num_rows {
             self.row = row;
             self.write_query_len(1);
@@ -330,22 +344,22 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         }
     }
 
-    /// Brings the row of the block table up to date.
-    pub(crate) fn write_table_row(&mut self, row: usize, handle: i64, epoch: u64, cells: &[i32]) {
+    /// Brings a row of the block table up to date.
+    pub(crate) fn write_table_row(&mut self, row: usize, sequence: &Sequence, cells: &[i32]) {
         let columns = self.state.shape.columns;
         let buffer = &mut self.buffers.block_table[row * columns..][..columns];
-        let shown = &mut self.state.rows[row];
-        let is_same = shown.handle == handle && shown.epoch == epoch;
-        let unchanged = if is_same { shown.cells as usize } else { 0 };
-        buffer[unchanged..cells.len()].copy_from_slice(&cells[unchanged..]);
-        if shown.cells as usize > cells.len() {
-            buffer[cells.len()..shown.cells as usize].fill(0);
-        }
-        *shown = Row {
-            handle,
-            epoch,
-            cells: u32::try_from(cells.len()).unwrap_or(u32::MAX),
+        let now = Row::of(sequence);
+        let shown = std::mem::replace(&mut self.state.rows[row], now);
+        let num_shown = shown.cells as usize;
+        let unchanged = if shown.epoch == now.epoch {
+            num_shown
+        } else {
+            0
         };
+        buffer[unchanged..cells.len()].copy_from_slice(&cells[unchanged..]);
+        if num_shown > cells.len() {
+            buffer[cells.len()..num_shown].fill(0);
+        }
     }
 
     fn push_tokens(&mut self, sequence: &Sequence, cells: &[i32], ids: (&[i32], &[i32])) {
@@ -406,4 +420,13 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         state.max_query_len = self.max_query_len;
         state.max_seq_len = self.max_seq_len;
     }
+}
+
+/// What a decode step writes of one sequence, one by one.
+pub(crate) struct DecodeRow<'b> {
+    /// What the row of the block table holds.
+    pub(crate) shown: &'b Row,
+    pub(crate) slot: &'b mut i64,
+    /// The new token included.
+    pub(crate) seq_len: &'b mut i32,
 }

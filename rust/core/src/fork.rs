@@ -54,6 +54,9 @@ impl Locked<'_> {
         state.tokens.copy(parent, child, known);
         state.append_blocks(child, 0..num_shared as usize);
         state.find_tail(child);
+        state.note_plain(id.index());
+        // Fits: it is a place.
+        state.note_plain(u32::try_from(parent).unwrap_or(u32::MAX));
         Ok(Admission {
             id,
             num_cached: computed,

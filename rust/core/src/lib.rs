@@ -24,6 +24,7 @@ mod manager;
 mod mutant;
 mod oom;
 mod places;
+mod plain;
 mod pool;
 pub mod prefix;
 mod prefix_cache;

@@ -95,22 +95,22 @@ impl Locked<'_> {
         })
     }
 
-    /// Makes the next free place hold a new, empty sequence.
+    /// Makes the next free place hold a new, empty sequence. Who gives it its lengths calls [`note_plain`](crate::state::State::note_plain) then.
     pub(crate) fn open(&mut self, id: SeqId) {
         self.state.free_places.pop();
         self.state.num_alive += 1;
         let place = id.index() as usize;
         self.state.tokens.open(place);
         let sequence = &mut self.state.sequences[place];
-        // The epoch goes on: a batch may still show the place's former sequence.
         *sequence = Sequence {
             last_call: sequence.last_call,
-            table_epoch: sequence.table_epoch,
             generation: id.generation(),
             is_alive: true,
             owns_tail: true,
             ..Sequence::default()
         };
+        // A batch may still show the place's former sequence.
+        self.state.renew_table(place);
         self.graveyard.issue(id);
     }
 

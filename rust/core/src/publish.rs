@@ -7,6 +7,7 @@
 
 use crate::holds::Holds;
 use crate::prefix_cache::PrefixCache;
+use crate::release::release_blocks;
 use crate::sequence::Sequence;
 use crate::state::State;
 use crate::{BlockId, BlockPool, Error};
@@ -47,10 +48,11 @@ impl State {
             return Ok(0);
         }
         let size = self.block_size.tokens();
-        // Whole blocks only: all of them stand in the row.
-        let (tokens, _) = self
-            .tokens
-            .between(place, first * size, num_full * size, sequence.known);
+        // What stands in the row goes first, in one piece, then what stands in the tail.
+        let (in_row, in_tail) =
+            self.tokens
+                .between(place, first * size, num_full * size, sequence.known);
+        let tokens = if in_row.is_empty() { in_tail } else { in_row };
         let own = self.tables.block(place, first);
         if is_published(own) {
             // A fork has published the block that both have.
@@ -59,6 +61,7 @@ impl State {
         }
         self.blocks.clear();
         let blocks = self.tables.blocks(place, num_full).skip(first as usize);
+        let blocks = blocks.take(tokens.len() / size as usize);
         self.blocks
             .extend(blocks.take_while(|&block| !is_published(block)));
         let num_new = u32::try_from(self.blocks.len()).unwrap_or(u32::MAX);
@@ -83,8 +86,8 @@ impl State {
             return Ok(0);
         }
         self.tables.exchange(place, first, canonical);
-        sequence.table_epoch += 1;
-        cache.release(pool, &[own])?;
+        self.renew_table(place);
+        release_blocks(&mut self.cache, pool, &[own])?;
         Ok(1)
     }
 }

@@ -4,6 +4,7 @@
 //! cached blocks the leaf is always older than its ancestors.
 
 use crate::manager::Locked;
+use crate::plain::Plain;
 use crate::prefix_cache::PrefixCache;
 use crate::state::State;
 use crate::{BlockId, BlockPool, Error, SeqId};
@@ -42,6 +43,9 @@ impl Locked<'_> {
         sequence.num_published = sequence.num_published.min(self.block_size.column(length));
         self.give_up_blocks(index, self.block_size.blocks_for(length))?;
         self.state.find_tail(index);
+        // Fits: it is a place.
+        self.state
+            .note_plain(u32::try_from(index).unwrap_or(u32::MAX));
         Ok(())
     }
 
@@ -83,7 +87,9 @@ impl Locked<'_> {
 
     pub(crate) fn end(&mut self, index: usize, cache: bool) -> Result<(), Error> {
         self.state.num_alive -= 1;
-        self.state.sequences[index].is_alive = false;
+        let sequence = &mut self.state.sequences[index];
+        sequence.is_alive = false;
+        sequence.plain = Plain::NEITHER;
         if !cache {
             let kept = self.state.sequences[index].num_cached;
             self.forget_blocks(index, self.block_size.column(kept))?;
@@ -126,8 +132,7 @@ impl State {
             let blocks = self.tables.blocks(index, sequence.num_blocks);
             self.blocks.extend(blocks.skip(keep as usize));
             sequence.num_blocks = keep;
-            sequence.capacity = keep * self.block_size.tokens();
-            sequence.table_epoch += 1;
+            self.renew_table(index);
         }
         let pending = self.pending[index].take_if(|pending| pending.column >= keep)?;
         self.holds.remove(pending.source);

@@ -2,21 +2,24 @@
 //!
 //! The lengths are stored, never inferred:
 //! - **known**: tokens whose ids were given, by admit, reserve or commit;
-//! - **reserved**: slots that may be written in the current step, `computed <= reserved <= capacity`;
+//! - **reserved**: slots that may be written in the current step, `computed <= reserved`, at most what the blocks of the table hold;
 //! - **computed**: tokens whose keys and values lie in the cache, as commit said.
 //!
 //! Blocks past the reserved slots (from admit or from a lookahead) are capacity, no more: never shared, never published.
 
-use crate::BlockId;
+use crate::plain::Plain;
+use crate::{BlockId, SeqId};
 
 /// The place of one sequence. A place is used again after its release, under the next generation.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Sequence {
+    /// What a decode step compares with a handle, in place of most of what follows.
+    pub(crate) plain: Plain,
     /// Number of the last call that named this sequence: finds one that stands twice.
     pub(crate) last_call: u64,
-    /// Changes whenever a table cell that existed is changed or removed. While it stays the same, the table has only grown, so
-    /// that a copy of it needs no more than the new cells.
+    /// A new number whenever a table cell that existed is changed or removed, of those that no other table of the manager ever
+    /// had. While it stays the same, the table has only grown, so that a copy of it needs no more than the new cells.
     pub(crate) table_epoch: u64,
     /// Generation of the newest sequence in this place; 0 before the first.
     pub(crate) generation: u32,
@@ -26,10 +29,10 @@ pub(crate) struct Sequence {
     pub(crate) num_cached: u32,
     /// Blocks in the table.
     pub(crate) num_blocks: u32,
-    /// Tokens that these blocks can hold.
-    pub(crate) capacity: u32,
-    /// The block that holds position `computed`, if the table reaches so far: where a decode step writes.
+    /// The block that holds position `computed`: where a decode step writes. Null if the table does not reach so far.
     pub(crate) tail: BlockId,
+    /// First position of that block.
+    pub(crate) tail_start: u32,
     /// Leading blocks of the table that are in the prefix tree with this sequence's content.
     pub(crate) num_published: u32,
     pub(crate) is_alive: bool,
@@ -51,6 +54,25 @@ pub(crate) struct PendingCopy {
 }
 
 impl Sequence {
+    /// What [`plain`](Self#structfield.plain) has to be.
+    pub(crate) fn recount_plain(&self, place: u32, longest: u32) -> Plain {
+        let id = SeqId::new(place, self.generation).filter(|_| self.is_alive && self.owns_tail);
+        let Some(handle) = id.map(SeqId::to_handle) else {
+            return Plain::NEITHER;
+        };
+        match (self.known == self.reserved).then(|| self.reserved - self.computed) {
+            Some(0) => Plain::before_step(handle, self.computed < longest),
+            Some(1) => Plain::after_reserve(handle),
+            _ => Plain::NEITHER,
+        }
+    }
+
+    /// Notes that nobody else has the tail.
+    pub(crate) fn own_tail(&mut self, place: u32, longest: u32) {
+        self.owns_tail = true;
+        self.plain = self.recount_plain(place, longest);
+    }
+
     /// Known tokens that are not computed yet; at least one, since a decode step computes a token that is about to be given.
     pub(crate) fn pending_tokens(&self) -> u32 {
         self.known.saturating_sub(self.computed).max(1)

@@ -13,6 +13,8 @@ use crate::{BlockId, BlockPool, BlockTables, Config, Error};
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) block_size: BlockSize,
+    /// Most tokens of a sequence.
+    pub(crate) longest: u32,
     /// By place, as are the next four.
     pub(crate) sequences: Vec<Sequence>,
     pub(crate) tables: BlockTables,
@@ -26,6 +28,8 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// Number of the current call, for [`Sequence::last_call`].
     pub(crate) call: u64,
+    /// Newest of all [`Sequence::table_epoch`]s; the first is 1.
+    pub(crate) newest_epoch: u64,
     pub(crate) num_copies: u64,
     pub(crate) num_alive: u32,
     /// Tokens of admitted prompts that were in the cache, and tokens of these prompts, ever.
@@ -37,6 +41,8 @@ pub(crate) struct State {
     pub(crate) plan: Vec<Planned>,
     /// Scratch of one call.
     pub(crate) places: Vec<u32>,
+    /// Scratch of a plain step: places, or rows, at the edge of a block. Room for all.
+    pub(crate) edges: Box<[u32]>,
     /// Scratch of one call.
     pub(crate) planned_copies: Vec<PlannedCopy>,
     /// Scratch of one call.
@@ -55,6 +61,7 @@ impl State {
         sequences.resize_with(num_places, Sequence::default);
         Self {
             block_size,
+            longest: row_len,
             sequences,
             tables: BlockTables::new(num_places, block_size.blocks_for(row_len) as usize),
             tokens: TokenRows::new(num_places, row_len, block_size),
@@ -69,10 +76,12 @@ impl State {
             free_places: (0..max_sequences).rev().collect(),
             holds: Holds::default(),
             call: 0,
+            newest_epoch: 0,
             num_copies: 0,
             num_alive: 0,
             plan: Vec::new(),
             places: Vec::new(),
+            edges: vec![0; num_places].into_boxed_slice(),
             planned_copies: Vec::new(),
             blocks: Vec::new(),
         }
@@ -111,13 +120,25 @@ impl State {
         let blocks = &self.blocks[range];
         self.tables.append(place, sequence.num_blocks, blocks);
         sequence.num_blocks += u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-        sequence.capacity = sequence.num_blocks * self.block_size.tokens();
+    }
+
+    /// Notes that a table has changed otherwise than by growing.
+    pub(crate) fn renew_table(&mut self, place: usize) {
+        self.newest_epoch += 1;
+        self.sequences[place].table_epoch = self.newest_epoch;
+    }
+
+    /// Brings [`Sequence::plain`] in line with a sequence that has changed.
+    pub(crate) fn note_plain(&mut self, place: u32) {
+        let sequence = &mut self.sequences[place as usize];
+        sequence.plain = sequence.recount_plain(place, self.longest);
     }
 
     /// Finds the block that holds position `computed` anew.
     pub(crate) fn find_tail(&mut self, place: usize) {
         let sequence = &mut self.sequences[place];
         let column = self.block_size.column(sequence.computed);
+        sequence.tail_start = column * self.block_size.tokens();
         sequence.tail = if column < sequence.num_blocks {
             self.tables.block(place, column)
         } else {

@@ -89,19 +89,14 @@ impl Locked<'_> {
         self.begin()?;
         check_counts("num_new", request.num_new, request.handles.len())?;
         let mut batch = batch;
-        if let (Counts::Same(1), 0, Some(tokens), Some((state, buffers))) = (
+        if let (Counts::Same(1) | Counts::Default, 0, Some(tokens), Some((state, buffers))) = (
             request.num_new,
             request.lookahead,
             request.tokens,
             &mut batch,
-        ) {
-            if let Some(result) =
-                self.decode_step(request, tokens, (&mut **state, buffers.reborrow()))
-            {
-                return result.map(|()| num_rows(request.handles));
-            }
-            // The general way marks the sequences anew.
-            self.state.call += 1;
+        ) && self.reserve_decode(request.handles, tokens, (&mut **state, buffers.reborrow()))
+        {
+            return Ok(num_rows(request.handles));
         }
         let totals = match request.num_new {
             Counts::Default => self.plan_lengths(request, |_, sequence| sequence.pending_tokens()),
@@ -122,7 +117,7 @@ impl Locked<'_> {
         self.apply_plan(request.tokens.unwrap_or_default());
         let served = &request.handles[..self.state.plan.len()];
         if let Some((state, buffers)) = batch {
-            self.write_batch(served, state, buffers);
+            self.write_batch(state, buffers);
         }
         Ok(num_rows(served))
     }
@@ -142,6 +137,12 @@ impl Locked<'_> {
     ) -> Result<(), Error> {
         self.begin()?;
         check_counts("num_computed", num_computed, handles.len())?;
+        if num_computed == Counts::Default
+            && tokens.is_none_or(<[i32]>::is_empty)
+            && self.commit_decode(handles)?
+        {
+            return Ok(());
+        }
         let num_unknown = match num_computed {
             Counts::Default => self.plan_commit(handles, |_, sequence| sequence.reserved),
             Counts::Same(end) => self.plan_commit(handles, |_, _| end),
@@ -168,6 +169,7 @@ impl Locked<'_> {
             if state.sequences[place].publishes {
                 state.publish(self.pool, place)?;
             }
+            state.note_plain(planned.place);
         }
         Ok(())
     }
@@ -247,8 +249,9 @@ impl Locked<'_> {
             };
             let capacity = (u64::from(end) + u64::from(request.lookahead)).min(self.longest);
             let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-            if capacity > sequence.capacity && num_new > 0 {
-                planned.num_blocks = self.block_size.blocks_for(capacity) - sequence.num_blocks;
+            let num_blocks = self.block_size.blocks_for(capacity);
+            if num_blocks > sequence.num_blocks && num_new > 0 {
+                planned.num_blocks = num_blocks - sequence.num_blocks;
                 totals.blocks += u64::from(planned.num_blocks);
             }
             totals.tokens += u64::from(num_new);
@@ -276,13 +279,13 @@ impl Locked<'_> {
             let offset = block_size.offset(sequence.computed);
             // Only the block with the first new token can be shared: a fork shares no block past its computed tokens.
             if offset == 0 {
-                sequence.owns_tail = true;
+                sequence.own_tail(planned.place, state.longest);
                 continue;
             }
             let column = block_size.column(sequence.computed);
             let source = state.tables.block(place, column);
             if self.pool.holders(source) == (1, false) {
-                sequence.owns_tail = true;
+                sequence.own_tail(planned.place, state.longest);
             } else if state.holds.write_needs_copy(self.pool, source, offset) {
                 state.planned_copies.push(PlannedCopy {
                     row,
@@ -305,10 +308,10 @@ impl Locked<'_> {
                 .exchange(place, planned.copy.column, state.blocks[index]);
             state.pending[place] = Some(planned.copy);
             let sequence = &mut state.sequences[place];
-            sequence.table_epoch += 1;
             sequence.owns_tail = false; // until the copy is acknowledged: every step on the way must emit it
             sequence.tail = state.blocks[index];
             state.num_copies += 1;
+            state.renew_table(place);
         }
         let mut next_block = num_copies;
         for row in 0..state.plan.len() {
@@ -326,13 +329,14 @@ impl Locked<'_> {
             if sequence.known >= sequence.computed {
                 learn(sequence, &mut state.tokens, place, &mut tokens, planned.end);
             }
+            state.note_plain(planned.place);
         }
     }
 
-    fn write_batch(&self, handles: &[i64], batch: &mut BatchState, buffers: BatchBuffers<'_>) {
+    fn write_batch(&self, batch: &mut BatchState, buffers: BatchBuffers<'_>) {
         let state = &*self.state;
         let mut writer = BatchWriter::begin(batch, buffers, self.block_size);
-        for (&handle, planned) in handles.iter().zip(&state.plan) {
+        for planned in &state.plan {
             let place = planned.place as usize;
             let sequence = &state.sequences[place];
             let &Sequence {
@@ -345,7 +349,7 @@ impl Locked<'_> {
             let ids = state
                 .tokens
                 .between(place, computed.min(known), reserved.min(known), known);
-            writer.push(handle, sequence, cells, ids);
+            writer.push(sequence, cells, ids);
             if let Some(pending) = state.pending[place] {
                 writer.push_copy(pending.source, state.tables.block(place, pending.column));
             }

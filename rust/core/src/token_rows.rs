@@ -1,8 +1,9 @@
 //! Token ids of all sequences.
 //!
-//! A row holds the whole blocks of a sequence's known tokens, its **tail** the rest, fewer than a block. A decode step adds one
-//! token to each sequence of a batch: the tails lie side by side, so that it writes them in one stream, where rows lie pages
-//! apart. How many tokens of a sequence are known is the sequence's to say.
+//! A sequence's **tail** holds the block of its newest token, its **row** the blocks before. A decode step adds one token to each
+//! sequence of a batch: the tails lie side by side, so that it writes them in one stream, where rows lie pages apart. A tail that
+//! is full goes to the row with the next token, not before: what has just been filled is what is published next. How many tokens
+//! of a sequence are known is the sequence's to say.
 
 use crate::block_size::BlockSize;
 
@@ -31,54 +32,76 @@ impl TokenRows {
         }
     }
 
-    /// The tokens in `from..to`, all of them known: first those in whole blocks, then those in the tail.
+    /// The tokens in `from..to`, all of them known: first those in the row, then those in the tail.
     pub(crate) fn between(&self, place: usize, from: u32, to: u32, known: u32) -> (&[i32], &[i32]) {
-        let whole = known - self.block_size.offset(known);
-        let split = whole.clamp(from, to);
+        let start = self.tail_start(known);
+        let split = start.clamp(from, to);
         let tail = self.tail(place);
         (
             &self.rows[place][from as usize..split as usize],
-            &tail[(split - whole.min(split)) as usize..(to - whole.min(to)) as usize],
+            &tail[(split - start.min(split)) as usize..(to - start.min(to)) as usize],
         )
     }
 
     /// Adds one token behind the first `known`.
     pub(crate) fn push(&mut self, place: usize, known: u32, token: i32) {
-        let offset = self.block_size.offset(known) as usize;
-        let size = self.block_size.tokens() as usize;
-        let tail = &mut self.tails[place * size..(place + 1) * size];
-        tail[offset] = token;
-        if offset + 1 == size {
-            self.rows[place][known as usize - offset..=known as usize].copy_from_slice(tail);
+        let offset = self.block_size.offset(known);
+        if offset == 0 {
+            self.empty_tail(place, known);
         }
+        self.tails().push(place, offset, token);
+    }
+
+    /// The tails alone, for a loop that pushes to many. [`empty_tail`](Self::empty_tail) comes before a push with offset 0.
+    pub(crate) fn tails(&mut self) -> Tails<'_> {
+        Tails {
+            tokens: &mut self.tails,
+            size: self.block_size.tokens() as usize,
+        }
+    }
+
+    /// Copies a full tail, which ends with the first `known` tokens, to the row.
+    pub(crate) fn empty_tail(&mut self, place: usize, known: u32) {
+        let size = self.block_size.tokens() as usize;
+        let Some(start) = (known as usize).checked_sub(size) else {
+            return;
+        };
+        let tail = &self.tails[place * size..(place + 1) * size];
+        self.rows[place][start..known as usize].copy_from_slice(tail);
+    }
+
+    /// Reads where [`empty_tail`](Self::empty_tail) will write.
+    pub(crate) fn row_before(&self, place: usize, known: u32) -> i32 {
+        self.rows[place][known.saturating_sub(1) as usize]
     }
 
     /// Adds tokens behind the first `known`.
     pub(crate) fn append(&mut self, place: usize, known: u32, tokens: &[i32]) {
         let size = self.block_size.tokens() as usize;
-        let offset = self.block_size.offset(known) as usize;
-        let start = known as usize - offset;
-        let end = known as usize + tokens.len();
-        let whole = end - end % size;
+        // Fits: a sequence has no more.
+        let num_new = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let start = self.tail_start(known) as usize;
+        let end = self.tail_start(known + num_new) as usize;
+        let known = known as usize;
         let (tail, row) = (
             &mut self.tails[place * size..(place + 1) * size],
             &mut self.rows[place],
         );
-        if whole > start {
-            row[start..known as usize].copy_from_slice(&tail[..offset]);
-            let in_row = whole - known as usize;
-            row[known as usize..whole].copy_from_slice(&tokens[..in_row]);
-            tail[..end - whole].copy_from_slice(&tokens[in_row..]);
+        if end > start {
+            let (whole, rest) = tokens.split_at(end - known);
+            row[start..known].copy_from_slice(&tail[..known - start]);
+            row[known..end].copy_from_slice(whole);
+            tail[..rest.len()].copy_from_slice(rest);
         } else {
-            tail[offset..offset + tokens.len()].copy_from_slice(tokens);
+            tail[known - start..][..tokens.len()].copy_from_slice(tokens);
         }
     }
 
     /// Forgets the tokens from `length` on.
     pub(crate) fn truncate(&mut self, place: usize, known: u32, length: u32) {
-        let start = (length - self.block_size.offset(length)) as usize;
+        let start = self.tail_start(length) as usize;
         // A shorter tail of the same block is there already.
-        if start < (known - self.block_size.offset(known)) as usize {
+        if start < self.tail_start(known) as usize {
             let size = self.block_size.tokens() as usize;
             let kept = length as usize - start;
             self.tails[place * size..][..kept]
@@ -91,15 +114,35 @@ impl TokenRows {
         let size = self.block_size.tokens() as usize;
         self.tails
             .copy_within(from * size..(from + 1) * size, place * size);
-        let whole = (known - self.block_size.offset(known)) as usize;
+        let in_row = self.tail_start(known) as usize;
         let source = std::mem::take(&mut self.rows[from]);
-        self.rows[place][..whole].copy_from_slice(&source[..whole]);
+        self.rows[place][..in_row].copy_from_slice(&source[..in_row]);
         self.rows[from] = source;
+    }
+
+    /// Where the tail of `known` tokens begins.
+    fn tail_start(&self, known: u32) -> u32 {
+        let newest = known.saturating_sub(1);
+        newest - self.block_size.offset(newest)
     }
 
     fn tail(&self, place: usize) -> &[i32] {
         let size = self.block_size.tokens() as usize;
         &self.tails[place * size..(place + 1) * size]
+    }
+}
+
+/// The tails of all sequences.
+pub(crate) struct Tails<'a> {
+    tokens: &'a mut [i32],
+    size: usize,
+}
+
+impl Tails<'_> {
+    /// Adds a token behind the first `offset` of a tail.
+    #[inline]
+    pub(crate) fn push(&mut self, place: usize, offset: u32, token: i32) {
+        self.tokens[place * self.size + offset as usize] = token;
     }
 }
 

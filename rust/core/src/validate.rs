@@ -34,7 +34,14 @@ impl Locked<'_> {
         }
         let held = counts.clone();
         let mut pending_copies = 0;
-        for (index, sequence) in self.state.sequences.iter().enumerate() {
+        for (place, (index, sequence)) in (0..).zip(self.state.sequences.iter().enumerate()) {
+            let plain = sequence.recount_plain(place, self.state.longest);
+            ensure(sequence.plain == plain, || {
+                format!(
+                    "place {index} has {:?}, must have {plain:?}",
+                    sequence.plain
+                )
+            })?;
             if !sequence.is_alive {
                 ensure(
                     sequence.num_blocks == 0 && self.state.pending[index].is_none(),
@@ -151,13 +158,28 @@ impl Locked<'_> {
         })
     }
 
-    /// A tail that is written without looking must be nobody else's.
+    /// A step writes into the tail without looking it up, and into one of its own without looking who else has it.
     fn check_tail(&self, index: usize, sequence: &Sequence, held: &[u32]) -> Result<(), Error> {
         let column = self.block_size.column(sequence.computed);
-        if !sequence.owns_tail || column >= sequence.num_blocks {
+        let is_reached = column < sequence.num_blocks;
+        let tail = if is_reached {
+            self.state.tables.block(index, column)
+        } else {
+            BlockId::NULL
+        };
+        let tail_start = column * self.block_size.tokens();
+        ensure(
+            (sequence.tail, sequence.tail_start) == (tail, tail_start),
+            || {
+                format!(
+                    "place {index} has its tail in {} from {}, must be {tail} from {tail_start}",
+                    sequence.tail, sequence.tail_start
+                )
+            },
+        )?;
+        if !sequence.owns_tail || !is_reached {
             return Ok(());
         }
-        let tail = self.state.tables.block(index, column);
         let (count, is_published) = self.pool.holders(tail);
         ensure(count == 1 + held[tail.index()] && !is_published, || {
             format!(
