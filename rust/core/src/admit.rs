@@ -99,9 +99,7 @@ impl Locked<'_> {
         let block_size = self.block_size.tokens();
         let state = &mut *self.state;
         if let Some(cache) = &mut state.cache {
-            for &block in &state.hits {
-                cache.hit(self.pool, block)?;
-            }
+            cache.hit(self.pool, &state.hits)?;
         }
         state.blocks.clear();
         state.blocks.extend_from_slice(&state.hits);
@@ -209,11 +207,11 @@ impl Locked<'_> {
     /// What an admission takes; its hits are in the scratch. The request was checked.
     fn needs(&mut self, request: &Admit<'_>) -> Needs {
         self.find_hits(request);
-        let State { cache, hits, .. } = &*self.state;
+        let hits = &self.state.hits;
         let num_hits = u32::try_from(hits.len()).unwrap_or(u32::MAX);
-        let num_idle_hits = cache.as_ref().map_or(0, |cache| {
-            hits.iter().filter(|&&block| cache.is_idle(block)).count()
-        });
+        // The words say it, and are fetched here all at once: the hits would wait for them one after the other.
+        let idle_hits = hits.iter().filter(|&&block| self.pool.is_idle(block));
+        let num_idle_hits = idle_hits.count();
         let known = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
         let num_blocks = self.block_size.blocks_for(request.reserve.unwrap_or(known));
         Needs {

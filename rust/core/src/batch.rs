@@ -351,11 +351,13 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         let now = Row::of(sequence);
         let shown = std::mem::replace(&mut self.state.rows[row], now);
         let num_shown = shown.cells as usize;
-        let unchanged = if shown.epoch == now.epoch {
-            num_shown
-        } else {
-            0
-        };
+        let is_same = shown.epoch == now.epoch;
+        if is_same && num_shown + 1 == cells.len() {
+            // What a decode step needs, without a call to copy one cell.
+            buffer[num_shown] = cells[num_shown];
+            return;
+        }
+        let unchanged = if is_same { num_shown } else { 0 };
         buffer[unchanged..cells.len()].copy_from_slice(&cells[unchanged..]);
         if num_shown > cells.len() {
             buffer[cells.len()..num_shown].fill(0);

@@ -47,7 +47,9 @@
 //!
 //! 1. The release that takes the count to 0 decides in the same compare-exchange where the block goes, and the answer is the
 //!    duty of that one thread. Two steps (count down, then look at the flags) let two threads enqueue the block, or none.
-//! 2. Every transition is one compare-exchange on the word, so the transitions of a block have one order.
+//! 2. Every transition of a word that others may change is one compare-exchange, so the transitions of a block have one order.
+//!    A word with count 0 that nobody else may change is read and then stored: of a block that was popped and not yet claimed,
+//!    and of an idle block under the mutex.
 //! 3. Count 0 is left only by the thread that owns the block, or under the mutex where the block is published. A retain of a block
 //!    with count 0 fails: the id is stale.
 //! 4. QUEUED is one duty at a time: whoever sets it pushes the block to the inbox, once; nobody else touches the block's place
@@ -235,16 +237,12 @@ impl BlockWord {
     /// Free → private. Only for the thread that popped the block.
     pub(crate) fn claim(&self) -> Claimed {
         // Relaxed: the Acquire of the pop has ordered everything before, and the block reaches others through its holder.
-        self.transition(Ordering::Relaxed, |now| {
-            if now.is_free() {
-                (
-                    Claimed::Done,
-                    Some(now.with_next_generation().with_one_holder_more()),
-                )
-            } else {
-                (Claimed::NotFree(now), None)
-            }
-        })
+        let now = Snapshot(self.0.load(Ordering::Relaxed));
+        if !now.is_free() {
+            return Claimed::NotFree(now);
+        }
+        self.store(now.with_next_generation().with_one_holder_more());
+        Claimed::Done
     }
 
     /// One holder more. Only for who holds the block already.
@@ -295,11 +293,14 @@ impl BlockWord {
     pub(crate) fn hit(&self) -> Hit {
         // Acquire: pairs with the Release half of `release`: what former holders did with the block comes before what the new
         // one does. The mutex orders it against the publication.
+        let now = self.snapshot();
+        if now.is_idle() {
+            self.store(now.with_one_holder_more());
+            return Hit::WasIdle;
+        }
         self.transition(Ordering::Acquire, |now| {
             if !now.is_published() || now.count() == Snapshot::MAX_COUNT {
                 (Hit::Refused(now), None)
-            } else if now.is_idle() {
-                (Hit::WasIdle, Some(now.with_one_holder_more()))
             } else {
                 (Hit::Shared, Some(now.with_one_holder_more()))
             }
@@ -354,18 +355,14 @@ impl BlockWord {
 
     /// Idle → private, for who has taken its credit and will take it out of list and tree.
     pub(crate) fn evict(&self) -> Claimed {
-        // Acquire: pairs with the Release half of `release`; the new owner writes after all former readers.
-        self.transition(Ordering::Acquire, |now| {
-            if now.is_idle() {
-                let without = Snapshot(now.0 & !PUBLISHED);
-                (
-                    Claimed::Done,
-                    Some(without.with_next_generation().with_one_holder_more()),
-                )
-            } else {
-                (Claimed::NotFree(now), None)
-            }
-        })
+        // The snapshot's Acquire pairs with the Release half of `release`; the new owner writes after all former readers.
+        let now = self.snapshot();
+        if !now.is_idle() {
+            return Claimed::NotFree(now);
+        }
+        let without = Snapshot(now.0 & !PUBLISHED);
+        self.store(without.with_next_generation().with_one_holder_more());
+        Claimed::Done
     }
 
     /// Takes back a release; `false` if the block went on meanwhile. `is_owned` says that the release answered
@@ -378,6 +375,13 @@ impl BlockWord {
             let may = now.count() > 0 || now.is_queued() || is_owned;
             (may, may.then(|| now.with_one_holder_more()))
         })
+    }
+
+    /// Leaves a word with count 0 that only the caller may change (rules 3 and 5): nobody else can have changed it since it was
+    /// read. A locked instruction would wait until all earlier stores are done, once per block of an allocation.
+    fn store(&self, next: Snapshot) {
+        // Relaxed: as a successful compare-exchange of such a word would be.
+        self.0.store(next.0, Ordering::Relaxed);
     }
 
     /// Applies one transition: the closure says what follows from the word as it is, and what to answer.

@@ -12,7 +12,7 @@ use std::hint::black_box;
 
 use crate::Error;
 use crate::batch::{BatchBuffers, BatchState, BatchWriter};
-use crate::manager::Locked;
+use crate::manager::{Locked, are_tokens};
 use crate::plain::Plain;
 use crate::state::State;
 
@@ -26,11 +26,7 @@ impl Locked<'_> {
     ) -> bool {
         let (state, buffers) = &batch;
         let fits = state.check_fits(buffers, self.config, handles.len(), tokens.len() as u64);
-        if tokens.len() != handles.len() || fits.is_err() {
-            return false;
-        }
-        // All at once: an early exit would keep the loop from being vectorized.
-        if tokens.iter().fold(0, |signs, token| signs | token) < 0 {
+        if tokens.len() != handles.len() || fits.is_err() || !are_tokens(tokens) {
             return false;
         }
         let state = &mut *self.state;

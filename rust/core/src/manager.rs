@@ -191,13 +191,22 @@ impl Locked<'_> {
 
 /// Token ids are never negative: -1 marks an unknown one in the batch buffers.
 pub(crate) fn check_tokens(tokens: &[i32]) -> Result<(), Error> {
-    match tokens.iter().find(|&&token| token < 0) {
-        None => Ok(()),
-        Some(token) => Err(Error::InvalidArgument {
-            argument: "tokens",
-            message: format!("has {token}, token ids must not be negative"),
-        }),
+    if are_tokens(tokens) {
+        return Ok(());
     }
+    let negative = tokens.iter().find(|&&token| token < 0);
+    Err(Error::InvalidArgument {
+        argument: "tokens",
+        message: format!(
+            "has {}, token ids must not be negative",
+            negative.copied().unwrap_or_default()
+        ),
+    })
+}
+
+/// Whether no id is negative. Looks at all of them: an early exit would keep the loop from being vectorized.
+pub(crate) fn are_tokens(tokens: &[i32]) -> bool {
+    tokens.iter().fold(0, |signs, token| signs | token) >= 0
 }
 
 /// Refuses sizes that the system refuses: the arrays themselves would end the process. Reserves the sum of them and gives it back.

@@ -117,6 +117,12 @@ impl BlockPool {
         })
     }
 
+    /// Whether the block is published and nobody holds it. Under the mutex of whoever publishes, this stays true.
+    pub(crate) fn is_idle(&self, block: BlockId) -> bool {
+        self.word(block)
+            .is_some_and(|word| word.snapshot().is_idle() && !mutant::is("hit without credit"))
+    }
+
     /// How often a block has been allocated, modulo 2^32; 0 if it is null or outside the pool.
     #[must_use]
     pub fn generation(&self, block: BlockId) -> u32 {
@@ -409,9 +415,7 @@ impl BlockPool {
 
     /// The word of a block that is in the pool.
     pub(crate) fn checked_word(&self, block: BlockId) -> Result<&BlockWord, Error> {
-        self.word(block).ok_or_else(|| Error::Corrupt {
-            message: format!("{block} is not in the pool"),
-        })
+        self.word(block).ok_or_else(|| not_in_pool(block))
     }
 
     /// The word of a usable block.
@@ -421,5 +425,12 @@ impl BlockPool {
         } else {
             self.words.get(block.index())
         }
+    }
+}
+
+#[cold]
+fn not_in_pool(block: BlockId) -> Error {
+    Error::Corrupt {
+        message: format!("{block} is not in the pool"),
     }
 }

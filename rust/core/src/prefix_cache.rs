@@ -13,7 +13,6 @@
 use crate::block::{Claimed, Hit, Settled, Unpublished};
 use crate::free_stack::Chain;
 use crate::idle::IdleOrder;
-use crate::mutant;
 use crate::prefix::{PrefixTree, Root};
 use crate::{BlockId, BlockPool, Error, Invalidated};
 
@@ -100,21 +99,17 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Whether a hit on this block takes a block that an allocation could have had.
-    pub(crate) fn is_idle(&self, block: BlockId) -> bool {
-        self.idle.contains(block) && !mutant::is("hit without credit")
-    }
-
-    /// One holder more. An idle block's credit is taken already.
-    pub(crate) fn hit(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
-        match pool.checked_word(block)?.hit() {
-            Hit::Shared => Ok(()),
-            Hit::WasIdle if self.idle.remove(block) => Ok(()),
-            Hit::WasIdle => Err(Error::Corrupt {
-                message: format!("{block} is idle but not in the list"),
-            }),
-            Hit::Refused(word) => Err(corrupt(block, "hit", word)),
+    /// One holder more for each block. The credits of the idle ones are taken already.
+    pub(crate) fn hit(&mut self, pool: &BlockPool, blocks: &[BlockId]) -> Result<(), Error> {
+        for &block in blocks {
+            match pool.checked_word(block)?.hit() {
+                Hit::Shared => {}
+                Hit::WasIdle if self.idle.remove(block) => {}
+                Hit::WasIdle => return Err(corrupt(block, "not in the list", Hit::WasIdle)),
+                Hit::Refused(word) => return Err(corrupt(block, "hit", word)),
+            }
         }
+        Ok(())
     }
 
     /// Hands out `out.len()` blocks whose credits are taken: from the stack, then the oldest idle ones.
@@ -235,6 +230,7 @@ impl PrefixCache {
     }
 }
 
+#[cold]
 fn corrupt(block: BlockId, done: &str, word: impl std::fmt::Debug) -> Error {
     Error::Corrupt {
         message: format!("{block} was {done} with {word:?}"),

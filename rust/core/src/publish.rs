@@ -103,10 +103,10 @@ fn adopt(
     if pool.count(own) - holds.get(own).tally > 1 {
         return Ok(false);
     }
-    if cache.is_idle(canonical) {
+    if pool.is_idle(canonical) {
         // Its own credit, which nobody else takes under the mutex.
         pool.take_credits(1)?;
     }
-    cache.hit(pool, canonical)?;
+    cache.hit(pool, &[canonical])?;
     Ok(true)
 }
