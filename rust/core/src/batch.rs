@@ -364,31 +364,40 @@ impl<'s, 'b> BatchWriter<'s, 'b> {
         }
     }
 
+    /// Writes slots, positions and ids, each in a loop of its own, which is vectorized.
     fn push_tokens(&mut self, sequence: &Sequence, cells: &[i32], ids: (&[i32], &[i32])) {
-        let size = self.block_size.tokens();
-        let first = self.token;
-        let mut position = sequence.computed;
-        while position < sequence.reserved {
-            // One block at a time: slots are consecutive within it.
-            let start = self.block_size.offset(position);
-            let block = cells[self.block_size.column(position) as usize];
-            let first_slot = i64::from(block) * i64::from(size) + i64::from(start);
-            let in_block = (size - start).min(sequence.reserved - position);
-            let slots = &mut self.buffers.slot_mapping[self.token..][..in_block as usize];
-            let positions = &mut self.buffers.positions[self.token..][..in_block as usize];
-            for (offset, (slot, at)) in (0..).zip(slots.iter_mut().zip(positions)) {
-                *slot = first_slot + offset;
-                *at = i64::from(position) + offset;
-            }
-            self.token += in_block as usize;
-            position += in_block;
+        let num_new = (sequence.reserved - sequence.computed) as usize;
+        let new = self.token..self.token + num_new;
+        self.token = new.end;
+        let first = i64::from(sequence.computed);
+        for (position, at) in (first..).zip(&mut self.buffers.positions[new.clone()]) {
+            *at = position;
         }
-        let known = ids.0.iter().chain(ids.1).map(|&id| i64::from(id));
-        for (id, known) in self.buffers.token_ids[first..self.token]
-            .iter_mut()
-            .zip(known.chain(std::iter::repeat(-1)))
-        {
-            *id = known;
+        let (known, unknown) =
+            self.buffers.token_ids[new.clone()].split_at_mut(ids.0.len() + ids.1.len());
+        let (in_row, in_tail) = known.split_at_mut(ids.0.len());
+        for (part, ids) in [(in_row, ids.0), (in_tail, ids.1)] {
+            for (id, &known) in part.iter_mut().zip(ids) {
+                *id = i64::from(known);
+            }
+        }
+        unknown.fill(-1);
+        // One block at a time: slots are consecutive within it.
+        let size = self.block_size.tokens();
+        let mut slots = &mut self.buffers.slot_mapping[new];
+        let mut offset = self.block_size.offset(sequence.computed);
+        for &block in &cells[self.block_size.column(sequence.computed) as usize..] {
+            let in_block = slots.len().min((size - offset) as usize);
+            if in_block == 0 {
+                break;
+            }
+            let (these, rest) = slots.split_at_mut(in_block);
+            let first = i64::from(block) * i64::from(size) + i64::from(offset);
+            for (slot, at) in (first..).zip(these) {
+                *at = slot;
+            }
+            slots = rest;
+            offset = 0;
         }
     }
 
