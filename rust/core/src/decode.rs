@@ -57,6 +57,7 @@ impl Locked<'_> {
                 return Ok(false);
             }
         };
+        state.fetch_to_publish(self.pool, &state.edges[..num_full]);
         for index in 0..num_full {
             let place = state.edges[index] as usize;
             state.find_tail(place);

@@ -58,12 +58,6 @@ impl Locked<'_> {
         let Some(cache) = &mut self.state.cache else {
             return Ok(0);
         };
-        let before = cache.idle.len();
-        while before - cache.idle.len() < num_blocks {
-            let oldest = cache.idle.oldest().next();
-            let Some(block) = oldest else { break };
-            cache.unpublish(self.pool, block)?;
-        }
-        Ok(before - cache.idle.len())
+        cache.drop_oldest(self.pool, num_blocks)
     }
 }

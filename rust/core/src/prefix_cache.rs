@@ -10,6 +10,8 @@
 //!
 //! A credit stands for one block on the stack or in the idle list. It is added after the block is there and taken before it is.
 
+use std::hint::black_box;
+
 use crate::block::{Claimed, Hit, Settled, Unpublished};
 use crate::free_stack::Chain;
 use crate::idle::IdleOrder;
@@ -131,7 +133,7 @@ impl PrefixCache {
                 continue;
             }
             let victims = std::mem::take(&mut self.victims);
-            self.tree.prefetch(&victims);
+            self.fetch(pool, &victims);
             for &block in &victims {
                 // A descendant of a former victim is gone already.
                 if self.idle.contains(block) {
@@ -143,6 +145,37 @@ impl PrefixCache {
             self.victims = victims;
         }
         Ok(())
+    }
+
+    /// Reads what giving up these blocks will read, so that the reads overlap.
+    fn fetch(&self, pool: &BlockPool, victims: &[BlockId]) {
+        let num_idle = victims.iter().filter(|&&block| pool.is_idle(block));
+        black_box(num_idle.count());
+        self.tree.prefetch(victims);
+    }
+
+    /// Drops the content of the oldest idle blocks, at most `num_blocks` and the idle ones behind them. Returns how many.
+    pub(crate) fn drop_oldest(&mut self, pool: &BlockPool, num_blocks: u32) -> Result<u32, Error> {
+        let before = self.idle.len();
+        loop {
+            let done = before - self.idle.len();
+            let wanted = (num_blocks.saturating_sub(done) as usize).min(VICTIMS);
+            let mut victims = std::mem::take(&mut self.victims);
+            victims.clear();
+            victims.extend(self.idle.oldest().take(wanted));
+            self.fetch(pool, &victims);
+            for &block in &victims {
+                // A descendant of a former victim is gone already.
+                if before - self.idle.len() < num_blocks && self.idle.contains(block) {
+                    self.unpublish(pool, block)?;
+                }
+            }
+            let is_done = victims.is_empty();
+            self.victims = victims;
+            if is_done {
+                return Ok(before - self.idle.len());
+            }
+        }
     }
 
     /// Drops the content of an idle block and makes the caller its holder.

@@ -5,6 +5,8 @@
 //! every holder of a published block holds all its ancestors. A sequence that cannot adopt, because a fork shares its own block,
 //! stops publishing, and so do its forks from then on.
 
+use std::hint::black_box;
+
 use crate::holds::Holds;
 use crate::prefix_cache::PrefixCache;
 use crate::release::release_blocks;
@@ -26,6 +28,24 @@ impl State {
             sequence.publishes = num_published > 0;
         }
         Ok(())
+    }
+
+    /// Reads what [`publish`](Self::publish) will, one block each, of sequences that have filled their tails: the words, homes and
+    /// nodes lie wherever their blocks do, and were not used for a block's time. These reads overlap, where each publication would
+    /// wait for its own.
+    pub(crate) fn fetch_to_publish(&self, pool: &BlockPool, places: &[u32]) {
+        let Some(cache) = &self.cache else { return };
+        let mut sum = 0;
+        for &place in places {
+            let sequence = &self.sequences[place as usize];
+            sum ^= pool.count(sequence.tail);
+            sum ^= u32::from(cache.tree.is_published(sequence.tail));
+            if let Some(column) = sequence.num_published.checked_sub(1) {
+                let predecessor = self.tables.block(place as usize, column);
+                sum ^= cache.tree.fetch_end(predecessor);
+            }
+        }
+        black_box(sum);
     }
 
     /// Publishes or adopts at least one block; 0 if the sequence has to stop.
@@ -60,7 +80,7 @@ impl State {
             return Ok(u32::from(is_same));
         }
         self.blocks.clear();
-        let blocks = self.tables.blocks(place, num_full).skip(first as usize);
+        let blocks = self.tables.blocks_from(place, first, num_full);
         let blocks = blocks.take(tokens.len() / size as usize);
         self.blocks
             .extend(blocks.take_while(|&block| !is_published(block)));

@@ -129,8 +129,8 @@ impl State {
         let sequence = &mut self.sequences[index];
         self.blocks.clear();
         if keep < sequence.num_blocks {
-            let blocks = self.tables.blocks(index, sequence.num_blocks);
-            self.blocks.extend(blocks.skip(keep as usize));
+            let blocks = self.tables.blocks_from(index, keep, sequence.num_blocks);
+            self.blocks.extend(blocks);
             sequence.num_blocks = keep;
             self.renew_table(index);
         }

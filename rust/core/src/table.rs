@@ -64,6 +64,19 @@ impl BlockTables {
             .map(|&cell| BlockId::from_cell(cell))
     }
 
+    /// The blocks in the cells of a row from `first` on, up to the first `num_blocks`.
+    pub(crate) fn blocks_from(
+        &self,
+        row: usize,
+        first: u32,
+        num_blocks: u32,
+    ) -> impl Iterator<Item = BlockId> + '_ {
+        // Cut, not skipped: a mapped iterator would walk over what it skips.
+        self.cells(row, num_blocks)[first as usize..]
+            .iter()
+            .map(|&cell| BlockId::from_cell(cell))
+    }
+
     /// One cell of a row.
     ///
     /// # Panics

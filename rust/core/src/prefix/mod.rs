@@ -24,7 +24,8 @@
 //! - A node hangs on its *anchor*, the block (or root) in front of it. As the anchor is a block, a run is split without
 //!   touching the children behind its end.
 //! - One hash table finds the child that begins with given tokens. Inside a run nothing is hashed.
-//! - A run has 2,048 tokens at most, so that growing or splitting it takes a bounded time; a longer prompt is a chain of nodes.
+//! - A run has 2,048 tokens at most, so that splitting it takes a bounded time, and one of 512 or more is not moved to grow; a
+//!   longer prompt is a chain of nodes.
 //! - A block is published in one place, its *home*. Memory per block: its tokens, 4 bytes for its id, 8 for its home, and a
 //!   share of its node (64 bytes, and about 20 in the child table).
 //!

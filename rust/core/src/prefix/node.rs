@@ -123,13 +123,17 @@ impl Node {
         &self.tokens[index * block_size..][..block_size]
     }
 
+    /// Blocks that the run can take without being moved.
+    pub(super) const fn free(&self) -> usize {
+        self.blocks.capacity() - self.len()
+    }
+
     /// Appends blocks to the run.
     ///
-    /// Room grows by an eighth, not to the double: most of the tree's memory is in runs, and most runs have stopped growing.
+    /// Room grows by a half, not to the double: most of the tree's memory is in runs, and most runs have stopped growing.
     pub(super) fn extend(&mut self, blocks: &[BlockId], tokens: &[i32]) {
-        let free = self.blocks.capacity() - self.len();
-        if free < blocks.len() {
-            let additional = blocks.len().max(self.len() / 8).max(4);
+        if self.free() < blocks.len() {
+            let additional = blocks.len().max(self.len() / 2).max(4);
             self.blocks.reserve_exact(additional);
             self.tokens
                 .reserve_exact(tokens.len() / blocks.len() * additional);

@@ -6,6 +6,9 @@ use super::roots::Root;
 use super::tree::PrefixTree;
 use crate::BlockId;
 
+/// Tokens from which on a run is not moved to grow.
+const MAX_MOVED_TOKENS: usize = 512;
+
 /// What [`PrefixTree::publish`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "blocks may be left to publish"]
@@ -70,6 +73,16 @@ impl PrefixTree {
             num_new: blocks.len(),
             existing: None,
         })
+    }
+
+    /// Reads what publishing behind a block will read; the answer has no meaning. For who is about to publish behind many.
+    pub(crate) fn fetch_end(&self, predecessor: BlockId) -> u32 {
+        let node = self.home(predecessor).map(|home| &self.arena[home.node]);
+        let ends = node.map(|node| (node.blocks.last(), node.tokens.last()));
+        match ends {
+            Some((Some(block), Some(token))) => block.get() ^ token.cast_unsigned(),
+            _ => 0,
+        }
     }
 
     fn end(&self, root: Root, predecessor: Option<BlockId>) -> Result<End, TreeError> {
@@ -138,7 +151,7 @@ impl PrefixTree {
         self.num_published += blocks.len();
         loop {
             let first = self.arena[id].len();
-            let num_fitting = (self.max_run - first).min(blocks.len());
+            let num_fitting = self.room(id).min(blocks.len());
             let (fitting, later) = blocks.split_at(num_fitting);
             let (fitting_tokens, later_tokens) = tokens.split_at(num_fitting * self.block_size);
             self.arena[id].extend(fitting, fitting_tokens);
@@ -146,9 +159,21 @@ impl PrefixTree {
             if later.is_empty() {
                 return;
             }
-            let last = self.arena[id].blocks[self.max_run - 1];
+            // A run without room is not empty.
+            let last = self.arena[id].last().unwrap_or_default();
             id = self.open_child(Anchor::block(last), later_tokens);
             (blocks, tokens) = (later, later_tokens);
+        }
+    }
+
+    /// How many blocks a run may still take. A long one is not moved to make room: sequences that decode publish block by block,
+    /// and would copy kilobytes every few blocks. What comes behind is a child.
+    fn room(&self, id: NodeId) -> usize {
+        let node = &self.arena[id];
+        if node.tokens.len() < MAX_MOVED_TOKENS {
+            self.max_run - node.len()
+        } else {
+            node.free().min(self.max_run - node.len())
         }
     }
 

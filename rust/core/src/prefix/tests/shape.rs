@@ -66,6 +66,29 @@ fn a_full_run_is_continued_by_a_child() {
 }
 
 #[test]
+fn a_short_run_is_moved_to_grow_and_a_long_one_is_continued_by_a_child() {
+    for (num_at_once, expected_nodes) in [(31, 1), (32, 2), (40, 2)] {
+        let mut tree = PrefixTree::new(100, 16, 1);
+        let root = tree.open_root(b"");
+        let blocks: Vec<BlockId> = (1..=60).map(id).collect();
+        let (prompt, answer) = blocks.split_at(num_at_once);
+        let mut predecessor = None;
+        for step in [prompt].into_iter().chain(answer.chunks(1)) {
+            let published = tree.publish(root, predecessor, &vec![7; step.len() * 16], step);
+            assert_eq!(published.map(|published| published.num_new), Ok(step.len()));
+            predecessor = step.last().copied();
+            if step == &answer[..1] {
+                assert_eq!(tree.arena.num_live(), expected_nodes);
+            }
+        }
+        assert_eq!(tree.validate(), Ok(60));
+        let mut found = Vec::new();
+        assert_eq!(tree.find(root, &[7; 60 * 16], &mut found), 60);
+        assert_eq!(found, blocks);
+    }
+}
+
+#[test]
 fn a_prompt_ends_anywhere() {
     let mut fixture = Fixture::new(9, 2);
     fixture.publish(None, &[1, 1, 2, 2, 3, 3], [1, 2, 3]);
