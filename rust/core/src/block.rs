@@ -320,14 +320,16 @@ impl BlockWord {
     /// Takes the block out of the tree's sight.
     pub(crate) fn unpublish(&self) -> Unpublished {
         // Acquire: an idle block goes on to the free stack, after all that its holders did (pairs with `release`).
+        let now = self.snapshot();
+        if now.is_idle() {
+            self.store(Snapshot(now.0 & !PUBLISHED));
+            return Unpublished::WasIdle;
+        }
         self.transition(Ordering::Acquire, |now| {
-            let without = Snapshot(now.0 & !PUBLISHED);
-            if !now.is_published() {
-                (Unpublished::Refused(now), None)
-            } else if now.is_idle() {
-                (Unpublished::WasIdle, Some(without))
+            if now.is_published() {
+                (Unpublished::Held, Some(Snapshot(now.0 & !PUBLISHED)))
             } else {
-                (Unpublished::Held, Some(without))
+                (Unpublished::Refused(now), None)
             }
         })
     }

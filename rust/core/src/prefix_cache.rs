@@ -164,12 +164,15 @@ impl PrefixCache {
             victims.clear();
             victims.extend(self.idle.oldest().take(wanted));
             self.fetch(pool, &victims);
+            let mut freed = Chain::default();
             for &block in &victims {
                 // A descendant of a former victim is gone already.
                 if before - self.idle.len() < num_blocks && self.idle.contains(block) {
-                    self.unpublish(pool, block)?;
+                    self.remove_with_descendants(pool, block)?;
+                    self.unpublish_word(pool, block, &mut freed)?;
                 }
             }
+            keep_credits(pool, &freed);
             let is_done = victims.is_empty();
             self.victims = victims;
             if is_done {
@@ -180,11 +183,7 @@ impl PrefixCache {
 
     /// Drops the content of an idle block and makes the caller its holder.
     fn evict(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
-        if self.tree.remove(block).is_err() {
-            // Somebody without a sequence held a descendant for longer: its content goes first.
-            self.unpublish_below(pool, block)?;
-            self.remove_from_tree(block)?;
-        }
+        self.remove_with_descendants(pool, block)?;
         self.idle.remove(block);
         self.num_evicted += 1;
         match pool.checked_word(block)?.evict() {
@@ -198,34 +197,43 @@ impl PrefixCache {
 
     /// Drops the content of a block and of all that stands behind it.
     pub(crate) fn unpublish(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
-        self.unpublish_below(pool, block)?;
-        self.remove_from_tree(block)?;
-        self.unpublish_word(pool, block).map(drop)
-    }
-
-    fn unpublish_below(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
-        let mut below = std::mem::take(&mut self.below);
-        below.clear();
-        self.tree.descendants(block, &mut below);
-        for &descendant in &below {
-            self.remove_from_tree(descendant)?;
-            self.unpublish_word(pool, descendant)?;
-        }
-        self.below = below;
+        self.remove_with_descendants(pool, block)?;
+        let mut freed = Chain::default();
+        self.unpublish_word(pool, block, &mut freed)?;
+        keep_credits(pool, &freed);
         Ok(())
     }
 
-    /// The word of a block that has left the tree. Returns whether somebody holds it.
-    fn unpublish_word(&mut self, pool: &BlockPool, block: BlockId) -> Result<bool, Error> {
+    /// Takes a block out of the tree, and drops the content behind it.
+    fn remove_with_descendants(&mut self, pool: &BlockPool, block: BlockId) -> Result<(), Error> {
+        if self.tree.remove(block).is_ok() {
+            return Ok(());
+        }
+        let mut below = std::mem::take(&mut self.below);
+        below.clear();
+        self.tree.descendants(block, &mut below);
+        let mut freed = Chain::default();
+        for &descendant in &below {
+            self.remove_from_tree(descendant)?;
+            self.unpublish_word(pool, descendant, &mut freed)?;
+        }
+        keep_credits(pool, &freed);
+        self.below = below;
+        self.remove_from_tree(block)
+    }
+
+    /// The word of a block that has left the tree. Returns whether somebody holds it; if not, it is in `freed` now.
+    fn unpublish_word(
+        &mut self,
+        pool: &BlockPool,
+        block: BlockId,
+        freed: &mut Chain,
+    ) -> Result<bool, Error> {
         match pool.checked_word(block)?.unpublish() {
             Unpublished::Held => Ok(true),
             Unpublished::WasIdle => {
                 self.idle.remove(block);
-                // Its credit stays: it only moves to where the next allocation looks first.
-                let mut chain = Chain::default();
-                pool.stack().append(&mut chain, block);
-                pool.stack().push_chain(&chain);
-                pool.count_released(1);
+                pool.stack().prepend(freed, block);
                 Ok(false)
             }
             Unpublished::Refused(word) => Err(corrupt(block, "unpublished", word)),
@@ -248,10 +256,12 @@ impl PrefixCache {
         below.clear();
         self.tree.blocks_of(root, &mut below);
         let mut num_held = 0;
+        let mut freed = Chain::default();
         for &block in &below {
             self.remove_from_tree(block)?;
-            num_held += u32::from(self.unpublish_word(pool, block)?);
+            num_held += u32::from(self.unpublish_word(pool, block, &mut freed)?);
         }
+        keep_credits(pool, &freed);
         let num_dropped = u32::try_from(below.len()).unwrap_or(u32::MAX);
         self.below = below;
         // A root that nobody held has gone with its last block.
@@ -260,6 +270,14 @@ impl PrefixCache {
             num_dropped,
             num_held,
         })
+    }
+}
+
+/// Puts blocks that were idle on the stack, where the next allocation looks first. Their credits stay.
+fn keep_credits(pool: &BlockPool, freed: &Chain) {
+    if freed.len() > 0 {
+        pool.stack().push_chain(freed);
+        pool.count_released(freed.len());
     }
 }
 
