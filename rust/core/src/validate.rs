@@ -35,22 +35,17 @@ impl Locked<'_> {
         let held = counts.clone();
         let mut pending_copies = 0;
         for (place, (index, sequence)) in (0..).zip(self.state.sequences.iter().enumerate()) {
-            let plain = sequence.recount_plain(place, self.state.longest);
-            ensure(sequence.plain == plain, || {
-                format!(
-                    "place {index} has {:?}, must have {plain:?}",
-                    sequence.plain
-                )
-            })?;
             if !sequence.is_alive {
                 ensure(
                     sequence.num_blocks == 0 && self.state.pending[index].is_none(),
                     || format!("place {index} holds no sequence but blocks"),
                 )?;
+                self.check_plain(place, sequence)?;
                 continue;
             }
             self.check_lengths(index, sequence)?;
             self.check_tail(index, sequence, &held)?;
+            self.check_plain(place, sequence)?;
             for block in self.state.tables.blocks(index, sequence.num_blocks) {
                 counts[block.index()] += 1;
             }
@@ -134,24 +129,6 @@ impl Locked<'_> {
                 sequence.num_cached, sequence.computed, sequence.reserved
             )
         })?;
-        ensure(u64::from(sequence.capacity) == capacity, || {
-            format!(
-                "place {index} has {} slots, takes {} for them",
-                capacity, sequence.capacity
-            )
-        })?;
-        let column = self.block_size.column(sequence.computed);
-        let tail = if column < sequence.num_blocks {
-            self.state.tables.block(index, column)
-        } else {
-            BlockId::NULL
-        };
-        ensure(sequence.tail == tail, || {
-            format!(
-                "place {index} writes into {}, position {} lies in {tail}",
-                sequence.tail, sequence.computed
-            )
-        })?;
         let mut blocks = self.state.tables.blocks(index, sequence.num_blocks);
         ensure(!blocks.any(BlockId::is_null), || {
             format!("place {index} has the null block in its table")
@@ -184,6 +161,16 @@ impl Locked<'_> {
         ensure(count == 1 + held[tail.index()] && !is_published, || {
             format!(
                 "place {index} takes its tail for its own, {count} hold it, published: {is_published}"
+            )
+        })
+    }
+
+    fn check_plain(&self, place: u32, sequence: &Sequence) -> Result<(), Error> {
+        let plain = sequence.recount_plain(place, self.state.longest);
+        ensure(sequence.plain == plain, || {
+            format!(
+                "place {place} has {:?}, must have {plain:?}",
+                sequence.plain
             )
         })
     }

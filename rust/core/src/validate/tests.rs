@@ -1,6 +1,7 @@
 //! Validation notices each kind of damage.
 
 use crate::manager::Locked;
+use crate::plain::Plain;
 use crate::{Admit, BlockId, BlockManager, Config, Counts, Error, Reserve, SeqId};
 
 type Damage = fn(&mut Locked<'_>);
@@ -36,7 +37,7 @@ fn damaged(damage: Damage) -> Result<(), Error> {
 
 #[test]
 fn every_damage_is_noticed() {
-    let cases: [(&str, Damage); 23] = [
+    let cases: [(&str, Damage); 25] = [
         // Places.
         ("place 2 is free: false", |locked| {
             locked.state.free_places.pop();
@@ -66,14 +67,22 @@ fn every_damage_is_noticed() {
         ("lengths of place 0", |locked| {
             locked.state.sequences[0].computed = 7;
         }),
-        ("place 0 has 6 slots", |locked| {
-            locked.state.sequences[0].capacity = 8;
+        ("place 0 has its tail in", |locked| {
+            locked.state.sequences[0].tail_start += 2;
         }),
-        ("place 0 writes into", |locked| {
+        ("place 0 has its tail in block 0", |locked| {
             locked.state.sequences[0].tail = BlockId::NULL;
         }),
         ("takes its tail for its own", |locked| {
             locked.state.sequences[0].owns_tail = true;
+        }),
+        ("place 0 has Plain(", |locked| {
+            let sequence = &mut locked.state.sequences[0];
+            sequence.plain = Plain::before_step(1 << 32, true);
+        }),
+        ("place 2 has Plain(", |locked| {
+            let sequence = &mut locked.state.sequences[2];
+            sequence.plain = Plain::before_step((1 << 32) + 2, true);
         }),
         ("has count", |locked| {
             let other = locked.state.tables.block(1, 0);
