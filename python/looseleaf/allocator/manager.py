@@ -32,7 +32,8 @@ class Lookup(NamedTuple):
     Attributes:
         num_tokens: tokens that need no computing.
         reason: why no more: "capped" (one token is left to compute, and only whole blocks are shared), "no entry" (the
-            next block is not cached), "namespace" (nothing is cached in it), "disabled".
+            next block is not cached), "namespace" (nothing is cached in it, and no living sequence will
+            cache anything there), "disabled".
     """
 
     num_tokens: int
