@@ -261,6 +261,26 @@ class PrefixMachine(RuleBasedStateMachine):
                     publishes=parent.publishes, takes_part=self.oracle.is_current(parent))  # fmt: skip
         self.rows.append(child)
 
+    @precondition(lambda self: 0 < len(self.rows) < self.max_sequences)
+    @rule(pick=PICK, token=st.integers(0, 2))
+    def rewrite_what_a_copy_reads(self, pick: int, token: int) -> None:
+        parent = pick % len(self.rows)
+        self.fork(parent)
+        self.step([len(self.rows) - 1], 1, [token], 0, "fail", "late", "never run")
+        self.truncate(parent, 1)
+        self.step([parent], None, [token], 0, "fail", "late", "committed")
+
+    @precondition(lambda self: len(self.rows) + 3 <= self.max_sequences)
+    @rule(name=NAMES)
+    def learn_too_late_to_adopt(self, name: int) -> None:
+        first, num_new = len(self.rows), self.block_size
+        self.admit([0], name, None, cache=True)
+        if len(self.rows) > first:
+            self.step([first], num_new, [0], 0, "fail", "unknown", "committed")
+            self.fork(first)
+            self.answer([0] * (num_new + 1), name, "stays")
+            self.step([first], 0, [0], 0, "fail", "late", "committed")
+
     @precondition(lambda self: self.rows)
     @rule(pick=PICK, back=st.integers(-1, 8))
     def truncate(self, pick: int, back: int) -> None:
@@ -356,5 +376,13 @@ def test_the_prefix_cache_is_that_of_the_oracle() -> None:
     run_state_machine_as_test(PrefixMachine, settings=profile)
     # Some examples end early.
     assert seen["operation"] > NUM_OPERATIONS // 3
-    for what in ("hit", "hit an idle block", "evicted", "OutOfBlocks", "copied", "adopted at a commit"):
+    for what in (
+        "hit",
+        "hit an idle block",
+        "evicted",
+        "OutOfBlocks",
+        "copied",
+        "adopted at a commit",
+        "stopped by a fork",
+    ):
         assert seen[what] > 0, f"never {what}: {seen}"
