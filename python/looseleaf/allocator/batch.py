@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 import numpy as np
 
 from looseleaf import _core
-from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.errors import InvalidArgument, InvalidType, OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,16 +85,19 @@ class Batch(Generic[Array]):
     def _bind(self, manager: _core.BlockManager, memory: _Memory) -> tuple[BatchBuffers[Array], _core.Batch]:
         rows, columns, num_tokens = manager.max_sequences, manager.max_blocks_per_sequence, self.max_batch_tokens
         allocate, as_numpy = memory
-        buffers: BatchBuffers[Array] = BatchBuffers(
-            block_table=allocate((rows, columns), "int32"),
-            seq_lens=allocate((rows,), "int32"),
-            query_lens=allocate((rows,), "int32"),
-            cu_query_lens=allocate((rows + 1,), "int32"),
-            slot_mapping=allocate((num_tokens,), "int64"),
-            positions=allocate((num_tokens,), "int64"),
-            token_ids=allocate((num_tokens,), "int64"),
-            copies=allocate((rows, 2), "int32"),
-        )
+        try:
+            buffers: BatchBuffers[Array] = BatchBuffers(
+                block_table=allocate((rows, columns), "int32"),
+                seq_lens=allocate((rows,), "int32"),
+                query_lens=allocate((rows,), "int32"),
+                cu_query_lens=allocate((rows + 1,), "int32"),
+                slot_mapping=allocate((num_tokens,), "int64"),
+                positions=allocate((num_tokens,), "int64"),
+                token_ids=allocate((num_tokens,), "int64"),
+                copies=allocate((rows, 2), "int32"),
+            )
+        except MemoryError as error:
+            raise OutOfMemory(4 * (rows * (columns + 5) + 1) + 8 * 3 * num_tokens, 0, "cpu") from error
         arrays = {name: as_numpy(getattr(buffers, name)) for name in BatchBuffers.__slots__}
         return buffers, _core.Batch(manager, num_tokens, **arrays)
 

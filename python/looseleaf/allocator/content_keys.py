@@ -61,7 +61,12 @@ def low64(key: bytes) -> int:
 
     Returns:
         Its last 8 bytes as a big-endian number.
+
+    Raises:
+        InvalidType, InvalidArgument: `key` is no bytes, or not 32 of them.
     """
+    if not isinstance(key, bytes):
+        raise InvalidType(f"key has type {type(key).__name__}, must be bytes")
     if len(key) != _KEY_BYTES:
         raise InvalidArgument(f"key has {len(key)} bytes, must have {_KEY_BYTES}")
     return int.from_bytes(key[-8:], "big")

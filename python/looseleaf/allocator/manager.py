@@ -168,7 +168,8 @@ class BlockManager:
             The batch. `BatchBuffers` gives shapes and dtypes.
 
         Raises:
-            InvalidArgument: an argument is out of range.
+            InvalidArgument, InvalidType: an argument cannot be.
+            OutOfMemory: the system refuses the memory of so large arrays; torch raises a RuntimeError of its own.
         """
         batch: Batch[Any] = Batch(
             self._core, max_batch_tokens, backend=backend, pin_memory=pin_memory, double_buffer=double_buffer
@@ -308,7 +309,7 @@ class BlockManager:
         chosen = self._batch if batch is None else batch
         if not isinstance(chosen, Batch | None):
             raise InvalidType(f"batch has type {type(chosen).__name__}, must be a Batch that this manager bound")
-        if oom not in {"fail", "prefix"}:
+        if oom not in ("fail", "prefix"):  # no set: it would have to be hashed
             raise InvalidArgument(f'oom is {oom!r}, must be "fail" or "prefix"')
         handles = self._handles(sequences)
         if chosen is None:
@@ -359,8 +360,8 @@ class BlockManager:
 
         Args:
             sequences: int64 array of handles, or `Sequence` objects.
-            table: int32 [num_sequences, columns], C-contiguous and writable; padded with 0, the null block. Of a torch
-                tensor on the CPU, pass `tensor.numpy()`.
+            table: int32 [num_sequences, columns], C-contiguous and writable, not a bound batch's; padded with 0, the
+                null block. Of a torch tensor on the CPU, pass `tensor.numpy()`.
 
         Raises:
             BatchTooSmall: a table has more blocks than `columns`.
@@ -375,12 +376,7 @@ class BlockManager:
             >>> table.tolist()
             [[1, 2, 0], [3, 0, 0]]
         """
-        handles = self._handles(sequences)
-        if not isinstance(table, np.ndarray):
-            raise InvalidType(f"table has type {type(table).__name__}, must be an int32 array")
-        if table.ndim != 2 or table.shape[0] != len(handles):  # noqa: PLR2004 - rows and columns
-            raise InvalidArgument(f"table has shape {table.shape}, must be ({len(handles)}, columns)")
-        self._core.gather_rows(handles, table, table.shape[1])
+        self._core.gather_rows(self._handles(sequences), table)
 
     def csr(
         self,

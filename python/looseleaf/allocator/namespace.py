@@ -25,7 +25,7 @@ class Namespace:
 
     Raises:
         InvalidType: a part is neither str nor bytes, or an argument is of another type.
-        InvalidArgument: `weight_epoch` is out of range.
+        InvalidArgument: `weight_epoch` is out of range, or a text has no UTF-8 form.
 
     Example:
         >>> Namespace(salt="S") == Namespace(adapter=("S", ""))

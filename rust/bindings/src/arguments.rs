@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use looseleaf_core::Counts;
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::error::{invalid_argument, invalid_type};
@@ -28,20 +28,41 @@ fn integers(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<Vec<i64>> {
                 return Ok(typed.to_vec(py)?.into_iter().map(i64::from).collect());
             }
         }
-        let format = buffer.format().to_string_lossy().into_owned();
-        return Err(invalid_type(format!(
-            "{argument} has array format {format:?}, must be int32 or int64 in native byte order"
-        )));
+        let format = buffer.format().to_string_lossy();
+        let allowed = "must be int32 or int64 in native byte order";
+        if !is_native_integer(buffer.format()) {
+            return Err(invalid_type(format!(
+                "{argument} has array format {format:?}, {allowed}"
+            )));
+        }
+        // One that pyo3 does not read, such as one that is not aligned: number by number.
+        return value.extract().map_err(|error: PyErr| {
+            invalid_type(format!(
+                "{argument} has array format {format:?}, {allowed}: {error}"
+            ))
+        });
     }
     value.extract::<Vec<i64>>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(py) {
             invalid_argument(format!("{argument} has a value that does not fit int64"))
-        } else {
+        } else if error.is_instance_of::<PyTypeError>(py) {
             invalid_type(format!(
                 "{argument} must be an int32 or int64 array or a sequence of int: {error}"
             ))
+        } else {
+            // Code of the caller's, which was asked for an element.
+            error
         }
     })
+}
+
+/// Whether elements of this format are signed integers with the machine's byte order, said in one way or another.
+fn is_native_integer(format: &CStr) -> bool {
+    let kind = match format.to_bytes() {
+        [kind] | [b'@' | b'=' | b'<' | b'>', kind] => *kind,
+        _ => return false,
+    };
+    has_native_order(format) && b"ilq".contains(&kind)
 }
 
 fn narrowed<T: TryFrom<i64>>(values: Vec<i64>, argument: &str, allowed: &str) -> PyResult<Vec<T>> {
@@ -87,6 +108,24 @@ pub(crate) fn has_native_order(format: &CStr) -> bool {
         .is_none_or(|order| !foreign.contains(order))
 }
 
+/// The wish to take part in the prefix cache.
+pub(crate) fn cache(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    flag(value, "cache")
+}
+
+/// True or False, and nothing that only counts as one of them.
+pub(crate) fn flag(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<bool> {
+    let flag = value.extract();
+    flag.map_err(|_| wrong_type(value, argument, "a bool"))
+}
+
+fn wrong_type(value: &Bound<'_, PyAny>, argument: &str, allowed: &str) -> PyErr {
+    match value.get_type().name() {
+        Ok(name) => invalid_type(format!("{argument} has type {name}, must be {allowed}")),
+        Err(error) => error,
+    }
+}
+
 /// A whole number from 0 on that fits a `u32`.
 pub(crate) fn count(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<u32> {
     size(value, argument, 0..=u32::MAX)
@@ -101,12 +140,10 @@ pub(crate) fn size(
     let number = match value.extract::<i64>() {
         Ok(number) => u32::try_from(number).ok(),
         Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => None,
-        Err(_) => {
-            let name = value.get_type().name()?;
-            return Err(invalid_type(format!(
-                "{argument} has type {name}, must be an int"
-            )));
+        Err(error) if error.is_instance_of::<PyTypeError>(value.py()) => {
+            return Err(wrong_type(value, argument, "an int"));
         }
+        Err(error) => return Err(error),
     };
     number
         .filter(|number| allowed.contains(number))
@@ -136,6 +173,7 @@ impl OwnedCounts {
             Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
                 return Ok(Self::Same(count(value, argument)?));
             }
+            Err(error) if !error.is_instance_of::<PyTypeError>(value.py()) => return Err(error),
             Err(_) => {}
         }
         narrowed(integers(value, argument)?, argument, "0 to 4294967295").map(Self::Each)

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use pyo3::buffer::{Element, PyBuffer};
+use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::prelude::*;
 
 use crate::arguments::has_native_order;
@@ -10,30 +10,35 @@ use crate::error::{invalid_argument, invalid_type};
 
 /// A writable, C-contiguous array, kept alive and in place for as long as this value lives.
 pub(crate) struct BoundBuffer<T: Element> {
-    // Keeps the exporter from freeing, moving or resizing the memory.
-    _exporter: PyBuffer<T>,
+    // Keeps its owner from freeing, moving or resizing the memory.
+    exporter: PyBuffer<T>,
     elements: NonNull<[T]>,
 }
 
 #[expect(unsafe_code, reason = "the pointer moves with the buffer that owns it")]
-// SAFETY: `elements` points into memory that belongs to `_exporter`, which is `Send` and `Sync` itself; it is read and written
+// SAFETY: `elements` points into memory that belongs to `exporter`, which is `Send` and `Sync` itself; it is read and written
 // through `&mut self` only (`as_mut_slice`), so that sharing `&BoundBuffer` between threads gives no access at all.
 unsafe impl<T: Element + Send> Send for BoundBuffer<T> {}
 
 impl<T: Element> BoundBuffer<T> {
     /// Takes hold of `array`, which the error messages call `argument`.
     pub(crate) fn new(array: &Bound<'_, PyAny>, argument: &str) -> PyResult<Self> {
-        let exporter = PyBuffer::<T>::get(array).map_err(|error| {
+        let untyped = PyUntypedBuffer::get(array)
+            .map_err(|error| invalid_type(format!("{argument} must be an array: {error}")))?;
+        let refused = |reason: &str| {
+            let format = untyped.format().to_string_lossy();
+            let bits = 8 * size_of::<T>();
             invalid_type(format!(
-                "{argument} must be a buffer of the documented dtype: {error}"
+                "{argument} has array format {format:?}, must be int{bits} in native byte order{reason}"
             ))
-        })?;
-        if !has_native_order(exporter.format()) {
-            return Err(invalid_type(format!(
-                "{argument} has array format {:?}, must be in native byte order",
-                exporter.format().to_string_lossy()
-            )));
+        };
+        if !has_native_order(untyped.format()) {
+            return Err(refused(""));
         }
+        if let Err(error) = untyped.as_typed::<T>() {
+            return Err(refused(&format!(": {error}")));
+        }
+        let exporter = untyped.into_typed::<T>()?;
         if exporter.readonly() {
             return Err(invalid_argument(format!(
                 "{argument} is read-only, must be writable"
@@ -42,10 +47,12 @@ impl<T: Element> BoundBuffer<T> {
         let Some(elements) = exporter.as_slice_ptr() else {
             return Err(invalid_argument(format!("{argument} is not C-contiguous")));
         };
-        Ok(Self {
-            _exporter: exporter,
-            elements,
-        })
+        Ok(Self { exporter, elements })
+    }
+
+    /// Elements along each dimension.
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.exporter.shape()
     }
 
     /// First byte and one past the last.
@@ -64,7 +71,7 @@ impl<T: Element> BoundBuffer<T> {
     pub(crate) fn as_mut_slice<'a>(&'a mut self, _attached: Python<'a>) -> &'a mut [T] {
         // SAFETY:
         // - valid, aligned, initialized, of this length: `as_slice_ptr` returned it for a C-contiguous buffer whose format is
-        //   `T`'s, and the exporter may neither move nor free it before `_exporter` is dropped (buffer protocol);
+        //   `T`'s, and the exporter may neither move nor free it before `exporter` is dropped (buffer protocol);
         // - writable: checked in `new`;
         // - unaliased: `&mut self` excludes other Rust users of this value; `Batch::new` and the calls that take further arrays
         //   have checked that those of one call do not overlap; Python code and other bound buffers are used only when this

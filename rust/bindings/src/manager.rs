@@ -7,11 +7,11 @@ use looseleaf_core::{Admit, Config, Locked, Oom, PageTable, Reserve};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arguments::{OwnedCounts, count, handles, optional_tokens, size, tokens};
+use crate::arguments::{OwnedCounts, cache, count, flag, handles, optional_tokens, size, tokens};
 use crate::batch::Batch;
 use crate::buffer::{BoundBuffer, check_disjoint};
 use crate::call::Managed;
-use crate::error::to_python;
+use crate::error::{invalid_argument, to_python};
 use crate::namespace::Namespace;
 use crate::sequence::Sequence;
 use crate::stats::Stats;
@@ -37,7 +37,7 @@ impl BlockManager {
         block_size: &Bound<'_, PyAny>,
         max_sequences: &Bound<'_, PyAny>,
         max_sequence_len: &Bound<'_, PyAny>,
-        prefix_caching: bool,
+        #[pyo3(from_py_with = prefix_caching)] prefix_caching: bool,
     ) -> PyResult<Self> {
         const LARGEST: u32 = i32::MAX.cast_unsigned();
         let config = Config::new(
@@ -91,7 +91,7 @@ impl BlockManager {
         tokens: &Bound<'_, PyAny>,
         reserve: Option<&Bound<'_, PyAny>>,
         namespace: Option<&Bound<'_, Namespace>>,
-        cache: bool,
+        #[pyo3(from_py_with = cache)] cache: bool,
     ) -> PyResult<Sequence> {
         let tokens = self::tokens(tokens)?;
         let request = admission(&tokens, reserve, namespace, cache)?;
@@ -111,7 +111,7 @@ impl BlockManager {
         tokens: &Bound<'_, PyAny>,
         reserve: Option<&Bound<'_, PyAny>>,
         namespace: Option<&Bound<'_, Namespace>>,
-        cache: bool,
+        #[pyo3(from_py_with = cache)] cache: bool,
     ) -> PyResult<bool> {
         let tokens = self::tokens(tokens)?;
         let request = admission(&tokens, reserve, namespace, cache)?;
@@ -189,7 +189,12 @@ impl BlockManager {
     }
 
     #[pyo3(signature = (sequences, cache=true))]
-    fn release(&self, py: Python<'_>, sequences: &Bound<'_, PyAny>, cache: bool) -> PyResult<()> {
+    fn release(
+        &self,
+        py: Python<'_>,
+        sequences: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = cache)] cache: bool,
+    ) -> PyResult<()> {
         let handles = handles(sequences)?;
         self.managed
             .call(py, |locked| locked.release_with(&handles, cache))
@@ -240,10 +245,18 @@ impl BlockManager {
         py: Python<'_>,
         sequences: &Bound<'_, PyAny>,
         table: &Bound<'_, PyAny>,
-        columns: usize,
     ) -> PyResult<()> {
         let handles = handles(sequences)?;
         let mut table = BoundBuffer::<i32>::new(table, "table")?;
+        let columns = match *table.shape() {
+            [rows, columns] if rows == handles.len() => columns,
+            ref shape => {
+                return Err(invalid_argument(format!(
+                    "table has shape {shape:?}, must be [{}, columns]",
+                    handles.len()
+                )));
+            }
+        };
         self.managed.call_attached(py, |locked| {
             locked.gather_rows(&handles, table.as_mut_slice(py), columns)
         })
@@ -285,6 +298,10 @@ impl BlockManager {
     fn _panic(&self, py: Python<'_>) -> PyResult<()> {
         self.managed.call(py, |_| panic!("asked to"))
     }
+}
+
+fn prefix_caching(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    flag(value, "prefix_caching")
 }
 
 /// A prompt in a namespace, by default the one without parts.

@@ -22,7 +22,10 @@ impl Namespace {
 /// Text or bytes; text stands for its UTF-8.
 fn content(value: &Bound<'_, PyAny>, argument: &str) -> PyResult<Vec<u8>> {
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_cow()?.as_bytes().to_vec());
+        let text = text
+            .to_cow()
+            .map_err(|error| invalid_argument(format!("{argument} has no UTF-8 form: {error}")))?;
+        return Ok(text.as_bytes().to_vec());
     }
     if let Ok(bytes) = value.cast::<PyBytes>() {
         return Ok(bytes.as_bytes().to_vec());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use looseleaf_core::{Admission, SeqId};
 use pyo3::prelude::*;
 
-use crate::arguments::count;
+use crate::arguments::{cache, count};
 use crate::call::Managed;
 
 /// Owns one sequence: it ends when this object is collected, if not before.
@@ -72,7 +72,7 @@ impl Sequence {
     }
 
     #[pyo3(signature = (cache=true))]
-    fn release(&self, py: Python<'_>, cache: bool) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, #[pyo3(from_py_with = cache)] cache: bool) -> PyResult<()> {
         let handle = self.handle();
         self.manager
             .call(py, |locked| locked.release_with(&[handle], cache))
