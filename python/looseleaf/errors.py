@@ -166,11 +166,11 @@ class DuplicateSequence(InvalidArgument):
 
 
 class BatchTooSmall(InvalidArgument):
-    """The step does not fit the bound batch buffers.
+    """The call does not fit the buffers that it writes: a bound batch, or the arrays that were given.
 
     Attributes:
         what: the buffer dimension that is too small, such as "max_batch_tokens".
-        requested: what the step needs.
+        requested: what the call needs.
         limit: what the buffers hold.
     """
 
@@ -181,7 +181,7 @@ class BatchTooSmall(InvalidArgument):
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"the step needs {self.what} >= {self.requested}, the batch was bound with {self.limit}"
+        return f"the call needs {self.what} >= {self.requested}, the buffers have {self.limit}"
 
 
 class CorruptState(LooseleafError, RuntimeError):

@@ -343,7 +343,7 @@ def test_a_number_may_be_for_all_or_for_each(manager: BlockManager, sequence: Se
 
 
 def test_a_step_larger_than_its_batch_is_refused(manager: BlockManager, sequence: Sequence) -> None:
-    with pytest.raises(BatchTooSmall, match="max_batch_tokens >= 17, the batch was bound with 16") as too_small:
+    with pytest.raises(BatchTooSmall, match="max_batch_tokens >= 17, the buffers have 16") as too_small:
         manager.reserve([sequence], 17)
     assert (too_small.value.what, too_small.value.requested, too_small.value.limit) == ("max_batch_tokens", 17, 16)
     assert sequence.num_reserved == 5

@@ -50,7 +50,7 @@ pub struct Admission {
 pub enum LookupReason {
     /// This manager caches no prefixes, or the admission wants none.
     Disabled,
-    /// Nothing is cached in this namespace.
+    /// Nothing is cached in this namespace, and no living sequence may publish there.
     Namespace,
     /// The next block of the prompt is not cached.
     NoEntry,

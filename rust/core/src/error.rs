@@ -65,12 +65,12 @@ pub enum Error {
         handle: i64,
     },
 
-    /// The step does not fit the bound batch buffers.
-    #[error("the step needs {what} >= {requested}, the batch was bound with {limit}")]
+    /// The call does not fit the buffers that it writes.
+    #[error("the call needs {what} >= {requested}, the buffers have {limit}")]
     BatchTooSmall {
         /// The dimension that is too small, such as `max_batch_tokens`.
         what: &'static str,
-        /// What the step needs.
+        /// What the call needs.
         requested: u64,
         /// What the buffers hold.
         limit: u64,
