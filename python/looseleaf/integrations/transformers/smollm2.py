@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from looseleaf.cached_folder import cache_root, ensure_folder, is_whole
 from looseleaf.config import dtype_name
 from looseleaf.errors import MissingPackage
-from looseleaf.integrations.cached_folder import cache_root, ensure_folder, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

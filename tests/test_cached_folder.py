@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from looseleaf.cached_folder import cache_root, ensure_folder, is_whole
 from looseleaf.errors import CacheFolderUnavailable
-from looseleaf.integrations.cached_folder import cache_root, ensure_folder, is_whole
 
 
 def fill(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_folder_and_no_lock(tmp_path: Path) -> None:
     code = """
 import os, pathlib, sys
-from looseleaf.integrations.cached_folder import ensure_folder
+from looseleaf.cached_folder import ensure_folder
 def fill(folder):
     (folder / "weights").write_bytes(b"half")
     os._exit(9)
@@ -113,7 +113,7 @@ def test_one_of_many_threads_fills(tmp_path: Path) -> None:
 def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
     code = """
 import pathlib, sys
-from looseleaf.integrations.cached_folder import ensure_folder
+from looseleaf.cached_folder import ensure_folder
 def fill(folder):
     print("fill", flush=True)
     sys.stdin.readline()
