@@ -17,6 +17,7 @@ from looseleaf.ops.checks import (
     check_whole,
 )
 from looseleaf.ops.contents import are_checked, check_block_ids, check_lengths, check_prefix_sums
+from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
 
 __all__ = ["attend", "merge_states"]
 
@@ -67,7 +68,8 @@ def attend(
         k_scale: float32, 1 or kv_heads values, for 8-bit caches: key = stored x k_scale.
         v_scale: the same for values.
         batch_invariant: a sequence's result must not depend on its batch.
-        check_contents: False for tables and lengths that were checked before, as from a step's second layer on.
+        check_contents: False for tables and lengths that were checked before, as from a step's second layer on. A
+            compiled library checks them always: that costs it less than a microsecond for each thousand cells.
         out: [tokens, q_heads, v_head_dim], dtype of `q`, to be filled; None for a new one. Must not overlap `q`.
         lse: float32 [tokens, q_heads], to be filled; None for a new one.
 
@@ -87,14 +89,22 @@ def attend(
     >>> out.item(), round(lse.item(), 4)  # mean of 4, 5, 2; ln 3
     (3.6666667461395264, 1.0986)
     """
+    tables = (q, k_cache, v_cache, block_table, seq_lens, cu_query_lens)
+    options = (causal, window, softcap, sinks, alibi_slopes, k_scale, v_scale, batch_invariant)
+    refusal: Exception | None = None
+    if accepts(*tables, sinks, alibi_slopes, k_scale, v_scale, out, lse):
+        try:
+            _check_numbers(max_query_len, causal, window, batch_invariant)
+            return _call(*tables, max_query_len=max_query_len, scale=scale, options=options, out=out, lse=lse)
+        except REFUSALS as error:
+            refusal = error  # the checks below find the argument
+
     _check_tables(q, k_cache, v_cache, block_table, seq_lens, cu_query_lens)
     check_cache_dtypes(k_cache, q.dtype, k_scale=k_scale, v_scale=v_scale, owner="q")
-    max_query_len = check_whole("max_query_len", max_query_len, least=0)
-    scale = q.size(2) ** -0.5 if scale is None else check_number("scale", scale)
-    window = None if window is None else check_whole("window", window, least=1)
-    softcap = check_number("softcap", softcap, least=0.0)
-    check_flag("causal", causal)
-    check_flag("batch_invariant", batch_invariant)
+    _check_numbers(max_query_len, causal, window, batch_invariant)
+    if scale is not None:
+        check_number("scale", scale)
+    check_number("softcap", softcap, least=0.0)
     for name, tensor in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if tensor is not None:
             check_tensor(name, tensor, shape={"q_heads": q.size(1)}, dtypes=(torch.float32,), device=q.device)
@@ -110,32 +120,43 @@ def attend(
     if check_contents and are_checked(q.device):
         check_prefix_sums("cu_query_lens", cu_query_lens, num_rows=q.size(0), rows_name="q", max_len=max_query_len)
         _check_cells(k_cache, block_table, seq_lens, cu_query_lens, window=window)
+    raise_refusal(refusal)
 
+    return _call(*tables, max_query_len=max_query_len, scale=scale, options=options, out=out, lse=lse)
+
+
+def _call(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *tables: Tensor,
+    max_query_len: int,
+    scale: float | None,
+    options: tuple[object, ...],
+    out: Tensor | None,
+    lse: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The operator that fits what is to be filled."""
+    factor = q.size(2) ** -0.5 if scale is None else scale
+    arguments = (q, k_cache, v_cache, *tables, max_query_len, factor, *options)
+    if out is None and lse is None:
+        made: tuple[Tensor, Tensor] = torch.ops.looseleaf.attend(*arguments)
+        return made
     if out is None:
         out = q.new_empty((q.size(0), q.size(1), v_cache.size(3)))
     if lse is None:
         lse = q.new_empty((q.size(0), q.size(1)), dtype=torch.float32)
-    torch.ops.looseleaf.attend_out(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        seq_lens,
-        cu_query_lens,
-        max_query_len,
-        scale,
-        causal,
-        window,
-        softcap,
-        sinks,
-        alibi_slopes,
-        k_scale,
-        v_scale,
-        batch_invariant,
-        out=out,
-        lse=lse,
-    )
+    torch.ops.looseleaf.attend_out(*arguments, out=out, lse=lse)
     return out, lse
+
+
+def _check_numbers(max_query_len: int, causal: object, window: int | None, batch_invariant: object) -> None:
+    """Check what an operator's schema would silently convert."""
+    check_whole("max_query_len", max_query_len, least=0)
+    if window is not None:
+        check_whole("window", window, least=1)
+    check_flag("causal", causal)
+    check_flag("batch_invariant", batch_invariant)
 
 
 def _check_tables(
@@ -195,6 +216,14 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     >>> round(out.item(), 4), round(lse.exp().item(), 4)
     (2.0, 4.0)
     """
+    refusal: Exception | None = None
+    if accepts(out_a, lse_a, out_b, lse_b):
+        try:
+            merged: tuple[Tensor, Tensor] = torch.ops.looseleaf.merge_states(out_a, lse_a, out_b, lse_b)
+        except REFUSALS as error:
+            refusal = error
+        else:
+            return merged
     shape: dict[str, int | None] = {"tokens": None, "q_heads": None, "head_dim": None}
     check_tensor("out_a", out_a, shape=shape, dtypes=FLOAT_DTYPES)
     shape = dict(zip(shape, out_a.shape, strict=True))
@@ -203,5 +232,6 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     check_tensor("lse_a", lse_a, shape=shape, dtypes=(torch.float32,), device=out_a.device)
     check_tensor("lse_b", lse_b, shape=shape, dtypes=(torch.float32,), device=out_a.device)
     check_no_grad(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    raise_refusal(refusal)
     out, lse = torch.ops.looseleaf.merge_states(out_a, lse_a, out_b, lse_b)
     return out, lse

@@ -10,6 +10,7 @@ from torch import Tensor
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.ops.checks import check_no_grad, check_tensor, check_tensor_list
 from looseleaf.ops.contents import are_checked, check_block_pairs
+from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,14 @@ def copy_blocks(caches: Sequence[Tensor], block_mapping: Tensor) -> None:
     >>> cache.flatten().tolist()
     [2.0, 1.0, 2.0]
     """
+    refusal: Exception | None = None
+    if isinstance(caches, list) and accepts(block_mapping, *caches):
+        try:
+            torch.ops.looseleaf.copy_blocks(caches, block_mapping)
+        except REFUSALS as error:
+            refusal = error  # the checks below find the argument
+        else:
+            return
     tensors = check_tensor_list("caches", caches)
     device = tensors[0].device if tensors else None
     shape = {"copies": None, "source, destination": 2}
@@ -45,6 +54,7 @@ def copy_blocks(caches: Sequence[Tensor], block_mapping: Tensor) -> None:
     if are_checked(block_mapping.device):
         num_blocks = min(tensor.size(0) for tensor in tensors)
         check_block_pairs(block_mapping, num_blocks, num_blocks, within_one_pool=True)
+    raise_refusal(refusal)
     torch.ops.looseleaf.copy_blocks(tensors, block_mapping)
 
 
@@ -67,6 +77,14 @@ def swap_blocks(src: Sequence[Tensor], dst: Sequence[Tensor], block_mapping: Ten
     >>> host.flatten().tolist()
     [0.0, 0.0, 1.0]
     """
+    refusal: Exception | None = None
+    if isinstance(src, list) and isinstance(dst, list) and accepts(block_mapping, *src, *dst):
+        try:
+            torch.ops.looseleaf.swap_blocks(src, dst, block_mapping)
+        except REFUSALS as error:
+            refusal = error  # the checks below find the argument
+        else:
+            return
     sources, targets = check_tensor_list("src", src), check_tensor_list("dst", dst)
     if len(sources) != len(targets):
         raise InvalidArgument(f"dst must have as many tensors as src, {len(sources)}, had {len(targets)}")
@@ -87,4 +105,5 @@ def swap_blocks(src: Sequence[Tensor], dst: Sequence[Tensor], block_mapping: Ten
     num_source = min(tensor.size(0) for tensor in sources)
     num_target = min(tensor.size(0) for tensor in targets)
     check_block_pairs(block_mapping, num_source, num_target, within_one_pool=False)
+    raise_refusal(refusal)
     torch.ops.looseleaf.swap_blocks(sources, targets, block_mapping)

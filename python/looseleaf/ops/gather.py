@@ -15,6 +15,7 @@ from looseleaf.ops.checks import (
     check_tensor,
 )
 from looseleaf.ops.contents import are_checked, check_block_ids, check_lengths, check_prefix_sums
+from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
 
 __all__ = ["gather"]
 
@@ -59,6 +60,18 @@ def gather(
     >>> keys.flatten().tolist()
     [4.0, 5.0, 2.0]
     """
+    refusal: Exception | None = None
+    if (
+        k_out is not None
+        and v_out is not None
+        and accepts(k_cache, v_cache, block_table, cu_seq_lens, k_out, v_out, k_scale, v_scale)
+    ):
+        try:
+            torch.ops.looseleaf.gather(k_cache, v_cache, block_table, cu_seq_lens, k_out, v_out, k_scale, v_scale)
+        except REFUSALS as error:
+            refusal = error  # the checks below find the argument
+        else:
+            return k_out, v_out
     check_caches(k_cache, v_cache)
     device = k_cache.device
     check_tensor(
@@ -81,6 +94,7 @@ def gather(
         check_lengths("the lengths in cu_seq_lens", lengths, columns=block_table.size(1), block_size=block_size)
         num_used = (lengths + (block_size - 1)).div(block_size, rounding_mode="floor")
         check_block_ids(block_table, None, num_used, k_cache.size(0))
+    raise_refusal(refusal)
 
     if k_out is None or v_out is None:
         num_tokens = int(cu_seq_lens[-1])

@@ -1,8 +1,9 @@
 """Every operator in plain PyTorch: the oracle that kernels are tested against, and the path where no kernel is loaded.
 
 Registered for any device under `CompositeExplicitAutograd`, so a library that implements the CPU or the CUDA key takes
-over. Arguments were checked by the wrappers (or are the caller's duty): these functions trust them. A token outside a
-sequence's length is sliced away, never masked: its memory may hold NaN, and 0 x NaN is NaN.
+over; the first call on CPU tensors loads that one (`native_first`). Arguments were checked by the wrappers (or are the
+caller's duty): these functions trust them. A token outside a sequence's length is sliced away, never masked: its memory
+may hold NaN, and 0 x NaN is NaN.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from looseleaf.ops.attention import Options, attend_rows, attend_single_rows, first_key
 from looseleaf.ops.blocks import as_movable, encode, load_tokens
+from looseleaf.ops.native import native_first
 from looseleaf.ops.schemas import LIBRARY, NAMESPACE
 
 if TYPE_CHECKING:
@@ -235,5 +237,5 @@ _SHAPES: dict[str, Callable[..., object]] = {"attend": _attend_shapes, "merge_st
 
 for _function in (write, attend, attend_out, copy_blocks, gather, swap_blocks, merge_states):
     _name = _function.__name__
-    LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    LIBRARY.impl(_name, native_first(_name, _function), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _SHAPES.get(_name, _nothing_returned), lib=LIBRARY)

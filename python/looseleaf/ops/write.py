@@ -7,6 +7,7 @@ from torch import Tensor
 
 from looseleaf.ops.checks import FLOAT_DTYPES, check_cache_dtypes, check_caches, check_no_grad, check_tensor
 from looseleaf.ops.contents import are_checked, check_slots
+from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
 
 __all__ = ["write"]
 
@@ -48,6 +49,14 @@ def write(
     >>> k_cache.flatten().tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0, 0.0]
     """
+    refusal: Exception | None = None
+    if accepts(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale):
+        try:
+            torch.ops.looseleaf.write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        except REFUSALS as error:
+            refusal = error  # the checks below find the argument
+        else:
+            return
     check_caches(k_cache, v_cache)
     _, kv_heads, _, head_dim = k_cache.shape
     shape: dict[str, int | None] = {"tokens": None, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -61,4 +70,5 @@ def write(
     check_no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale)
     if check_contents and are_checked(k.device):
         check_slots(slot_mapping, k_cache.size(0) * k_cache.size(2))
+    raise_refusal(refusal)
     torch.ops.looseleaf.write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)

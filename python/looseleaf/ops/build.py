@@ -1,0 +1,292 @@
+"""Compile the CPU kernels of csrc/ into one library, once for each machine, and keep it in the user's cache.
+
+A library is found, in this order: prebuilt beside the package (wheels), in the cache, compiled now. Its name in the
+cache is a hash of the sources, the flags, PyTorch's version and the compiler's own words about itself, so a changed one
+of these makes another library. Nothing happens at import: the first call of an operator on CPU tensors asks for it.
+
+Environment variables:
+    LOOSELEAF_KERNELS: `compile` (the default) does all of the above; `prebuilt` never compiles, but takes a library
+        that is there; `none` takes no library: the operators run in PyTorch.
+    LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512` or `avx512_bf16`, where the
+        library has it and the processor too; a call fails otherwise. Without it the library chooses.
+    LOOSELEAF_CACHE: the cache folder, see `looseleaf.cached_folder`.
+    CXX: the C++ compiler. Without it, the first of c++, g++ and clang++ that is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from looseleaf.cached_folder import cache_root, ensure_folder, is_whole
+from looseleaf.errors import CacheFolderUnavailable, InvalidArgument, LooseleafError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "LIBRARY_NAME",
+    "SETS",
+    "KernelsUnavailable",
+    "build",
+    "compile_library",
+    "find_sources",
+    "host_sets",
+    "mode",
+]
+
+LIBRARY_NAME = "looseleaf_cpu.so"
+
+_AVX512 = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+SETS: dict[str, tuple[str, ...]] = {
+    "portable": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": _AVX512,
+    "avx512_vbmi": (*_AVX512, "-mavx512vbmi"),
+    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+}
+"""Each set is one file of csrc/cpu, compiled with these flags; `avx512_vbmi` only helps the AVX-512 ones."""
+
+_DRIVER = ("cpu/attend.cpp", "cpu/dispatch.cpp", "cpu/moves.cpp", "cpu/plan.cpp", "cpu/threads.cpp")
+_OPERATORS = ("attend_op.cpp", "library.cpp", "moves_op.cpp")
+_FLAGS = (
+    "-std=c++20",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-w",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+_STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # runs on PyTorch 2.10 and newer
+_LOCK_TIMEOUT_SECONDS = 300.0
+_COMPILER_TIMEOUT_SECONDS = 300
+
+
+class KernelsUnavailable(LooseleafError):
+    """There is no library of kernels, and none can be made; the text says why and what to do.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"no compiled CPU kernels: {self.reason}. Attention runs in PyTorch, several times slower. Install a C++20 "
+            "compiler (g++ or clang++), name it with CXX, or set LOOSELEAF_KERNELS=none to keep PyTorch quietly"
+        )
+
+
+def mode() -> str:
+    """The value of LOOSELEAF_KERNELS.
+
+    Raises:
+        InvalidArgument: another value than `compile`, `prebuilt` and `none`.
+
+    >>> mode() in ("compile", "prebuilt", "none")
+    True
+    """
+    chosen = os.environ.get("LOOSELEAF_KERNELS") or "compile"
+    if chosen not in ("compile", "prebuilt", "none"):
+        raise InvalidArgument(f"LOOSELEAF_KERNELS must be compile, prebuilt or none, was {chosen!r}")
+    return chosen
+
+
+def find_sources() -> Path | None:
+    """The folder csrc: of the repository in an editable installation, of the package otherwise."""
+    package = Path(__file__).parents[1]
+    for folder in (package.parents[1] / "csrc", package / "csrc"):
+        if (folder / _OPERATORS[0]).is_file():
+            return folder
+    return None
+
+
+def host_sets() -> tuple[str, ...]:
+    """The instruction sets that this processor chooses from; every one of its kind where it does not say.
+
+    >>> set(host_sets()) <= set(SETS)
+    True
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ("portable",)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return tuple(SETS)
+    flags = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
+    forced = os.environ.get("LOOSELEAF_ISA")
+    sets = [forced] if forced in SETS and forced != "avx512_vbmi" else []
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c", "fma"} <= flags:
+        sets.append("avx512")
+        sets += ["avx512_vbmi"] if "avx512vbmi" in flags else []
+        sets += ["avx512_bf16"] if "avx512_bf16" in flags and "AuthenticAMD" in text else []
+    elif {"avx2", "fma", "f16c"} <= flags:
+        sets.append("avx2")
+    else:
+        sets.append("portable")
+    return tuple(name for name in SETS if name in sets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """A C++ compiler and what it says about itself."""
+
+    path: str
+    version: str
+
+    @classmethod
+    def find(cls) -> _Compiler:
+        named = os.environ.get("CXX")
+        for candidate in (named,) if named else ("c++", "g++", "clang++"):
+            path = shutil.which(candidate)
+            if path is not None:
+                return cls(path, _run([path, "--version"]).splitlines()[0])
+        raise KernelsUnavailable(f"CXX names {named}, which is not there" if named else "no C++ compiler was found")
+
+
+def build(sets: tuple[str, ...] | None = None) -> Path:
+    """The library with these instruction sets in the cache, compiled now where it is not there.
+
+    Args:
+        sets: names of `SETS`; None for those of this processor.
+
+    Returns:
+        The library's path: in the cache, or in a temporary folder where the cache cannot be written.
+
+    Raises:
+        KernelsUnavailable: no sources, no compiler, a compiler that fails, or `LOOSELEAF_KERNELS` forbids to compile.
+    """
+    sources = find_sources()
+    if sources is None:
+        raise KernelsUnavailable("this installation carries no C++ sources")
+    sets = host_sets() if sets is None else sets
+    compiler = _Compiler.find()
+    folder = cache_root() / f"cpu-kernels-{_key(sources, compiler, sets)}"
+    if not is_whole(folder):
+        if mode() != "compile":
+            raise KernelsUnavailable(f"LOOSELEAF_KERNELS={mode()} forbids to compile, and {folder} is not there")
+        folder = _filled(folder, sources, compiler, sets)
+    return folder / LIBRARY_NAME
+
+
+def compile_library(target: Path, sets: Iterable[str], *, include: Path | None = None, link: bool = True) -> None:
+    """Compile the library, all files at once on as many processors as there are.
+
+    Args:
+        target: the library to write.
+        sets: names of `SETS`.
+        include: headers of PyTorch; None for those of the installed one.
+        link: False to compile only, against headers without a library.
+
+    Raises:
+        KernelsUnavailable: no sources, no compiler or one that fails.
+    """
+    sources = find_sources()
+    if sources is None:
+        raise KernelsUnavailable("this installation carries no C++ sources")
+    _compile(target, sources, _Compiler.find(), tuple(sets), include=include, link=link)
+
+
+def _filled(folder: Path, sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> Path:
+    def fill(new: Path) -> None:
+        _report(f"compiling CPU kernels ({', '.join(sets)}), once; about 10 seconds")
+        start = time.monotonic()
+        _compile(new / LIBRARY_NAME, sources, compiler, sets)
+        _report(f"compiled in {time.monotonic() - start:.1f} s")
+
+    def wait() -> None:
+        _report("another process compiles the CPU kernels: waiting for it")
+
+    try:
+        return ensure_folder(folder, fill, on_wait=wait, timeout_seconds=_LOCK_TIMEOUT_SECONDS)
+    except CacheFolderUnavailable as error:
+        _report(f"{error}; this process compiles for itself")
+        temporary = Path(tempfile.mkdtemp(prefix="looseleaf-"))
+        try:
+            fill(temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return temporary
+
+
+def _compile(
+    target: Path,
+    sources: Path,
+    compiler: _Compiler,
+    sets: tuple[str, ...],
+    *,
+    include: Path | None = None,
+    link: bool = True,
+) -> None:
+    installed = Path(torch.__file__).parent
+    definitions = [f"-DLOOSELEAF_{name.upper()}" for name in sets]
+    torch_flags = (_STABLE_ABI, f"-isystem{include or installed / 'include'}")
+    # The longest first, so that none is left alone at the end.
+    units = [(f"cpu/{name}.cpp", ("-O3", *SETS[name])) for name in sets]
+    units += [(name, ("-O1", *torch_flags)) for name in _OPERATORS]
+    units += [(name, ("-O2",)) for name in _DRIVER]
+    with tempfile.TemporaryDirectory(prefix="looseleaf-") as scratch:
+
+        def compile_unit(unit: tuple[str, tuple[str, ...]]) -> str:
+            name, flags = unit
+            compiled = str(Path(scratch, name.replace("/", "-") + ".o"))
+            places = [f"-I{sources / 'include'}", f"-I{sources}"]
+            _run([compiler.path, *_FLAGS, *definitions, *places, *flags, "-c", str(sources / name), "-o", compiled])
+            return compiled
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
+            objects = list(workers.map(compile_unit, units))
+        if link:
+            libraries = [f"-L{installed / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-Wl,-z,defs"]
+            _run([compiler.path, "-shared", "-o", str(target), *objects, *libraries])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own compiler
+            command, capture_output=True, text=True, check=False, timeout=_COMPILER_TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{command[0]} did not run: {error}") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        told = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        raise KernelsUnavailable(f"{command[0]} failed: {told}")
+    return done.stdout
+
+
+def _key(sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> str:
+    content = hashlib.sha256()
+    for part in (
+        torch.__version__,
+        compiler.path,
+        compiler.version,
+        platform.machine(),
+        repr((_FLAGS, SETS)),
+        repr(sets),
+    ):
+        content.update(part.encode() + b"\0")
+    for path in sorted(path for path in sources.rglob("*") if path.suffix in (".cpp", ".h")):
+        content.update(path.relative_to(sources).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return content.hexdigest()[:16]
+
+
+def _report(text: str) -> None:
+    print(f"looseleaf: {text}", file=sys.stderr, flush=True)  # noqa: T201 - progress of a step that takes seconds

@@ -1,0 +1,168 @@
+"""The compiled CPU library: loaded at the first call that needs it, once for each process.
+
+`native_first` stands before every PyTorch implementation: where the arguments are CPU tensors, it loads the library and
+calls the operator again, which then reaches the library's kernel. Without a library it says so once and goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from looseleaf.errors import InvalidArgument
+from looseleaf.ops import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["REFUSALS", "accepts", "is_loaded", "kernel_name", "load", "native_first", "raise_refusal"]
+
+REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+"""What a call of an operator raises where an argument is wrong, before anything is written."""
+
+_ELEMENTS = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e5m2: 4,
+    torch.int8: 5,
+}
+
+
+class _State:
+    """What this process has loaded."""
+
+    __slots__ = ("library", "lock", "was_tried")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.was_tried = False
+        self.library: ctypes.CDLL | None = None
+
+
+_STATE = _State()
+
+
+def is_loaded() -> bool:
+    """Whether the operators run in the compiled library on CPU tensors.
+
+    >>> is_loaded() in (True, False)
+    True
+    """
+    return _STATE.library is not None
+
+
+def load() -> bool:
+    """Load the library if that was not tried before; compile it where it is not there.
+
+    Returns:
+        Whether it is loaded. Where it is not, a `RuntimeWarning` has said why, once.
+
+    Raises:
+        InvalidArgument: `LOOSELEAF_KERNELS` has a value that means nothing.
+    """
+    if _STATE.was_tried:
+        return is_loaded()
+    with _STATE.lock:
+        if not _STATE.was_tried:
+            chosen = build.mode()
+            try:
+                if chosen != "none":
+                    _STATE.library = _open()
+            except build.KernelsUnavailable as error:
+                _STATE.was_tried = True
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+            _STATE.was_tried = True
+    return is_loaded()
+
+
+def kernel_name(cache_dtype: torch.dtype) -> str:
+    """Which kernels a call on CPU caches of this dtype runs: the instruction set, or `pytorch`.
+
+    Loads the library as a call would.
+
+    Raises:
+        InvalidArgument: LOOSELEAF_ISA names a set that the library or the processor lacks, or no operator takes caches
+            of this dtype.
+
+    >>> isinstance(kernel_name(torch.bfloat16), str)
+    True
+    """
+    if cache_dtype not in _ELEMENTS:
+        raise InvalidArgument(f"cache_dtype must be one of {', '.join(map(str, _ELEMENTS))}, was {cache_dtype}")
+    if not load() or _STATE.library is None:
+        return "pytorch"
+    name = _STATE.library.looseleaf_kernel_name(_ELEMENTS[cache_dtype])
+    if name is None:
+        raise InvalidArgument("LOOSELEAF_ISA names kernels that this processor or library does not have")
+    return str(name.decode())
+
+
+def accepts(*tensors: object) -> bool:
+    """Whether the compiled library can take a call with these tensors (None counts for nothing) and check it itself."""
+    if _STATE.library is None:
+        return False
+    refuses_grad = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (
+            not isinstance(tensor, Tensor) or not tensor.is_cpu or (refuses_grad and tensor.requires_grad)
+        ):
+            return False
+    return True
+
+
+def raise_refusal(refusal: Exception | None) -> None:
+    """Raise what the library refused and the checks in Python let pass.
+
+    Raises:
+        InvalidArgument: with the library's words, if there was a refusal.
+    """
+    if refusal is not None:
+        raise InvalidArgument(str(refusal)) from refusal
+
+
+def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An implementation of the operator `name` that lets the library go first on CPU tensors.
+
+    Once the library is loaded, the dispatcher goes there by itself and this is called no more.
+    """
+
+    @wraps(function)
+    def run(*arguments: object, **options: object) -> object:
+        if all(tensor.is_cpu for tensor in _tensors((*arguments, *options.values()))) and load():
+            return getattr(torch.ops.looseleaf, name)(*arguments, **options)
+        return function(*arguments, **options)
+
+    return run
+
+
+def _tensors(values: Iterable[object]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _open() -> ctypes.CDLL:
+    """The library, its operators registered."""
+    prebuilt = Path(__file__).parents[1] / "_kernels" / build.LIBRARY_NAME
+    path = prebuilt if prebuilt.is_file() else build.build()
+    try:
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise build.KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+    library.looseleaf_kernel_name.restype = ctypes.c_char_p
+    library.looseleaf_kernel_name.argtypes = [ctypes.c_int32]
+    library.looseleaf_force_kernels.restype = None
+    library.looseleaf_force_kernels.argtypes = [ctypes.c_char_p]
+    return library
