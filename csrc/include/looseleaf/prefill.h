@@ -70,13 +70,13 @@ inline void pack_values(const char* const* rows, int64_t offset, int64_t dim, in
 template <bool kAdd>
 inline void gemm_rows(int vectors, float* c, int64_t c_stride, const float* a, int64_t a_stride, const float* b,
                       int64_t depth) {
-  switch (vectors) {
+  switch (vectors < kGemmVectors ? vectors : kGemmVectors) {
     case 1:
       return gemm_tile<kGemmRows, 1, kAdd>(c, c_stride, a, a_stride, b, kPanel, depth);
     case 2:
       return gemm_tile<kGemmRows, 2, kAdd>(c, c_stride, a, a_stride, b, kPanel, depth);
     case 3:
-      return gemm_tile<kGemmRows, kGemmVectors < 3 ? 1 : 3, kAdd>(c, c_stride, a, a_stride, b, kPanel, depth);
+      return gemm_tile<kGemmRows, kGemmVectors < 3 ? kGemmVectors : 3, kAdd>(c, c_stride, a, a_stride, b, kPanel, depth);
     default:
       return gemm_tile<kGemmRows, kGemmVectors, kAdd>(c, c_stride, a, a_stride, b, kPanel, depth);
   }

@@ -9,6 +9,8 @@ Environment variables:
         that is there; `none` takes no library: the operators run in PyTorch.
     LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512` or `avx512_bf16`, where the
         library has it and the processor too; a call fails otherwise. Without it the library chooses.
+    LOOSELEAF_SETS: the instruction sets that are compiled, separated by commas, or `all`. Without it, those that this
+        processor chooses from.
     LOOSELEAF_CACHE: the cache folder, see `looseleaf.cached_folder`.
     CXX: the C++ compiler. Without it, the first of c++, g++ and clang++ that is there.
 """
@@ -117,13 +119,36 @@ def find_sources() -> Path | None:
     return None
 
 
-def host_sets() -> tuple[str, ...]:
-    """The instruction sets that this processor chooses from; every one of its kind where it does not say.
+def chosen_sets() -> tuple[str, ...]:
+    """The instruction sets to compile: those of LOOSELEAF_SETS, or those that this processor chooses from.
 
-    >>> set(host_sets()) <= set(SETS)
+    Raises:
+        InvalidArgument: LOOSELEAF_SETS names an unknown one.
+
+    >>> set(chosen_sets()) <= set(SETS)
     True
     """
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    text = os.environ.get("LOOSELEAF_SETS")
+    if not text:
+        return _host_sets()
+    names = tuple(_all_sets() if text == "all" else text.split(","))
+    unknown = set(names) - set(SETS)
+    if unknown:
+        raise InvalidArgument(f"LOOSELEAF_SETS must name {', '.join(SETS)} or all, was {text!r}")
+    return tuple(name for name in SETS if name in names)
+
+
+def _all_sets() -> tuple[str, ...]:
+    return tuple(SETS) if _is_x86() else ("portable",)
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _host_sets() -> tuple[str, ...]:
+    """The sets that this processor chooses from; every one of its kind where it does not say what it has."""
+    if not _is_x86():
         return ("portable",)
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -164,7 +189,7 @@ def build(sets: tuple[str, ...] | None = None) -> Path:
     """The library with these instruction sets in the cache, compiled now where it is not there.
 
     Args:
-        sets: names of `SETS`; None for those of this processor.
+        sets: names of `SETS`; None for `chosen_sets()`.
 
     Returns:
         The library's path: in the cache, or in a temporary folder where the cache cannot be written.
@@ -175,7 +200,7 @@ def build(sets: tuple[str, ...] | None = None) -> Path:
     sources = find_sources()
     if sources is None:
         raise KernelsUnavailable("this installation carries no C++ sources")
-    sets = host_sets() if sets is None else sets
+    sets = chosen_sets() if sets is None else sets
     compiler = _Compiler.find()
     folder = cache_root() / f"cpu-kernels-{_key(sources, compiler, sets)}"
     if not is_whole(folder):
