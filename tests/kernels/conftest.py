@@ -13,10 +13,10 @@ from looseleaf.ops import native
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# All sets stand in the library that this session loads: the processor chooses one of them, these tests force the others.
+# All sets stand in the library that this session loads: the processor chooses one, these tests force the others.
 os.environ.setdefault("LOOSELEAF_SETS", "all")
 
-SETS = ("portable", "avx2", "avx512", "avx512_bf16")
+SETS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 
 def force(name: str | None) -> bool:

@@ -204,7 +204,7 @@ def test_result_agrees_with_exact_attention(forced_set: str, part: int, with_thr
     with_threads(1)
     for index, case in enumerate(cases):
         try:
-            _check(_build(case, index), case["threads"], by_pairs=forced_set == "avx512_bf16")
+            _check(_build(case, index), case["threads"], by_pairs=forced_set in ("avx512_bf16", "avx512_amx"))
         except AssertionError as error:
             failed.append((index, case, str(error).splitlines()[0]))
     assert not failed, failed[:3]

@@ -11,6 +11,9 @@
 #include "looseleaf/dot.h"
 #include "looseleaf/accumulate.h"
 #include "looseleaf/softmax.h"
+#ifdef LOOSELEAF_BY_PAIRS
+#include "looseleaf/pairs.h"
+#endif
 #include "looseleaf/decode.h"
 #include "looseleaf/prefill.h"
 // clang-format on

@@ -58,6 +58,12 @@ void load_queries(const AttendArguments& a, int64_t row, int64_t num_tokens, int
     for (int64_t g = 0; g < group; ++g, out += stride) {
       const char* from = a.q + (row + i) * a.q_row_stride + (kv_head * group + g) * a.q_head_stride;
       if (dim != stride) std::memset(out, 0, static_cast<size_t>(stride) * sizeof(float));
+#ifdef LOOSELEAF_BY_PAIRS
+      if constexpr (std::is_same_v<T, BFloat>) {
+        load_query_pairs(from, dim, out, stride);
+        continue;
+      }
+#endif
       if constexpr (std::is_same_v<T, float>) {
         read_floats(a.element, from, dim, out);
       } else {
@@ -99,6 +105,23 @@ void finish(const AttendArguments& a, int64_t seq, const State& state) {
       }
     }
   }
+}
+
+// The products for this element: bf16 in pairs where the set says so (pairs.h), fp32 otherwise.
+template <class T, class... Arguments>
+inline void score_rows(Arguments... arguments) {
+#ifdef LOOSELEAF_BY_PAIRS
+  if constexpr (std::is_same_v<T, BFloat>) return dots_by_pairs(arguments...);
+#endif
+  return dots<T>(arguments...);
+}
+
+template <class T, class... Arguments>
+inline void add_values(Arguments... arguments) {
+#ifdef LOOSELEAF_BY_PAIRS
+  if constexpr (std::is_same_v<T, BFloat>) return accumulate_by_pairs(arguments...);
+#endif
+  return accumulate<T>(arguments...);
 }
 
 template <class T>
@@ -151,7 +174,7 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
         offset = 0;
         ahead.rows = nullptr;
       }
-      dots<T>(q + h * rows_of_head * k_stride, k_stride, rows_of_head, rows, offset, a.k.dim, now->count,
+      score_rows<T>(q + h * rows_of_head * k_stride, k_stride, rows_of_head, rows, offset, a.k.dim, now->count,
               scores + h * rows_of_head * kScores, kScores, ahead);
     }
     for (int64_t h = 0; h < a.kv_heads; ++h) {
@@ -176,7 +199,7 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
         offset = 0;
         ahead.rows = nullptr;
       }
-      accumulate<T>(state.rows + h * rows_of_head * v_stride, v_stride, rows_of_head, scores + h * rows_of_head * kScores,
+      add_values<T>(state.rows + h * rows_of_head * v_stride, v_stride, rows_of_head, scores + h * rows_of_head * kScores,
                     kScores, rows, offset, a.v.dim, now->count, ahead);
     }
     Step* const last = now;

@@ -66,8 +66,8 @@ LOOSELEAF_INLINE int64_t decode_scratch_bytes(const AttendArguments& a, int64_t 
 }
 
 LOOSELEAF_INLINE int64_t prefill_scratch_bytes(const AttendArguments& a, int64_t num_rows) {
-  const int64_t k = padded_dim(a.k.dim), v = padded_dim(a.v.dim), rows = num_rows + 16;
-  return 4 * (rows * (k + v + kTileKeys + kStateLanes + 1) + kTileKeys * (k + v) + kStepTokens * (k > v ? k : v) + 16);
+  const int64_t k = padded_dim(a.k.dim), v = padded_dim(a.v.dim), rows = num_rows + 32;
+  return 4 * (rows * (k + v + kTileKeys * 3 / 2 + kStateLanes + 1) + kTileKeys * (k + v) + kStepTokens * (k > v ? k : v) + 16);
 }
 
 LOOSELEAF_INLINE int64_t state_floats(const AttendArguments& a, int64_t num_rows) {
@@ -80,7 +80,9 @@ LOOSELEAF_INLINE State state_at(const AttendArguments& a, int64_t num_rows, floa
 }
 
 // Each in a file of csrc/cpu of its own, which a library contains or not (LOOSELEAF_PORTABLE, LOOSELEAF_AVX2, ...).
-extern const Kernels kPortableKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
+extern const Kernels kPortableKernels, kAvx2Kernels, kAvx512Kernels;
+extern const AttendKernels kAvx512Bf16Kernels;  // of bf16 caches, in pairs; the rest is as in AVX-512
+extern const AttendKernels kAmxKernels;         // its prefill alone
 extern const Unpackers kVbmiUnpackers;
 
 }  // namespace looseleaf

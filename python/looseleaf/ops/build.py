@@ -7,7 +7,7 @@ of these makes another library. Nothing happens at import: the first call of an 
 Environment variables:
     LOOSELEAF_KERNELS: `compile` (the default) does all of the above; `prebuilt` never compiles, but takes a library
         that is there; `none` takes no library: the operators run in PyTorch.
-    LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512` or `avx512_bf16`, where the
+    LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512`, `avx512_bf16` or `avx512_amx`, where the
         library has it and the processor too; a call fails otherwise. Without it the library chooses.
     LOOSELEAF_SETS: the instruction sets that are compiled, separated by commas, or `all`. Without it, those that this
         processor chooses from.
@@ -45,7 +45,6 @@ __all__ = [
     "build",
     "compile_library",
     "find_sources",
-    "host_sets",
     "mode",
 ]
 
@@ -58,6 +57,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512_vbmi": (*_AVX512, "-mavx512vbmi"),
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512_amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """Each set is one file of csrc/cpu, compiled with these flags; `avx512_vbmi` only helps the AVX-512 ones."""
 
@@ -161,6 +161,7 @@ def _host_sets() -> tuple[str, ...]:
         sets.append("avx512")
         sets += ["avx512_vbmi"] if "avx512vbmi" in flags else []
         sets += ["avx512_bf16"] if "avx512_bf16" in flags and "AuthenticAMD" in text else []
+        sets += ["avx512_amx"] if "amx_bf16" in flags else []
     elif {"avx2", "fma", "f16c"} <= flags:
         sets.append("avx2")
     else:
