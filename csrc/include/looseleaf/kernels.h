@@ -9,7 +9,7 @@ constexpr int64_t kStepTokens = 32;
 constexpr int64_t kStateLanes = 16;
 // A tile of prefill: keys that are packed at a time, and query rows (all of one KV head) that share them.
 constexpr int64_t kTileKeys = 128;
-constexpr int64_t kTileRows = 96;
+constexpr int64_t kTileRows = 256;
 
 // Online softmax of the rows of one sequence over some of its tokens. Row order: see decode.h.
 struct State {
