@@ -178,6 +178,7 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
               scores + h * rows_of_head * kScores, kScores, ahead);
     }
     for (int64_t h = 0; h < a.kv_heads; ++h) {
+      const RowOptions options = row_options(a, h * a.group(), h);
       for (int64_t i = 0, index = h * rows_of_head; i < num_tokens; ++i) {
         const int64_t position = a.position(seq, i);
         const int64_t begin = a.first_key(position) - now->first;
@@ -186,7 +187,7 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
         for (int64_t g = 0; g < a.group(); ++g, ++index) {
           float* row = state.rows + index * v_stride;
           weigh_row(scores + index * kScores, now->count, begin, end, static_cast<float>(position - now->first),
-                    row_options(a, h * a.group() + g, h), state.largest + index, state.sums + index * kStateLanes,
+                    a.alibi_slopes == nullptr ? options : row_options(a, h * a.group() + g, h), state.largest + index, state.sums + index * kStateLanes,
                     [&](float factor) { scale_row(row, v_stride, factor); });
         }
       }

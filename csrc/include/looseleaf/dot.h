@@ -58,7 +58,7 @@ inline void dot_tile(const float* q, int64_t q_stride, const char* const* rows, 
 template <class T, int R>
 inline void dot_rows(const float* q, int64_t q_stride, const char* const* rows, int64_t offset, int64_t dim, int64_t count,
                      float* scores, int64_t stride, Ahead ahead) {
-  constexpr int N = R == 1 ? 8 : R == 2 ? kMaxDots / 2 : kMaxDots / 4;
+  constexpr int N = R == 1 ? 8 : kMaxDots / R;
   for (int64_t t = 0; t < count; t += N) {
     dot_tile<T, R, N>(q, q_stride, rows + t, offset, dim, scores + t, stride,
                       {ahead.rows == nullptr ? nullptr : ahead.rows + t, ahead.offset});

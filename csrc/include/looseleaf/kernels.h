@@ -5,7 +5,7 @@
 
 namespace looseleaf {
 
-constexpr int64_t kStepTokens = 32;
+constexpr int64_t kStepTokens = 64;
 constexpr int64_t kStateLanes = 16;
 // A tile of prefill: keys that are packed at a time, and query rows (all of one KV head) that share them.
 constexpr int64_t kTileKeys = 128;

@@ -67,13 +67,14 @@ inline void weigh_row(float* scores, int64_t count, int64_t begin, int64_t end, 
   }
   if (any(less(limit, top))) {
     const float now = largest(top);
-    const float ratio[1] = {reference - now};
-    alignas(64) float scaled[kLanes];
-    store(scaled, exp2(broadcast(ratio[0])));
+    if (reference != kLowest) {  // otherwise nothing was added up yet
+      alignas(64) float scaled[kLanes];
+      store(scaled, exp2(broadcast(reference - now)));
+      sums = sums * broadcast(scaled[0]);
+      rescale(scaled[0]);
+    }
     reference = now;
     *largest_so_far = now;
-    sums = sums * broadcast(scaled[0]);
-    rescale(scaled[0]);
   }
   const Vec base = broadcast(reference);
   for (int64_t t = 0; t < count; t += kLanes) {

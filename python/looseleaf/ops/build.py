@@ -7,8 +7,8 @@ of these makes another library. Nothing happens at import: the first call of an 
 Environment variables:
     LOOSELEAF_KERNELS: `compile` (the default) does all of the above; `prebuilt` never compiles, but takes a library
         that is there; `none` takes no library: the operators run in PyTorch.
-    LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512`, `avx512_bf16` or `avx512_amx`, where the
-        library has it and the processor too; a call fails otherwise. Without it the library chooses.
+    LOOSELEAF_ISA: the instruction set that the kernels use, `portable`, `avx2`, `avx512`, `avx512_bf16` or
+        `avx512_amx`. A call fails where the library or the processor lacks it. Without it the library chooses.
     LOOSELEAF_SETS: the instruction sets that are compiled, separated by commas, or `all`. Without it, those that this
         processor chooses from.
     LOOSELEAF_CACHE: the cache folder, see `looseleaf.cached_folder`.

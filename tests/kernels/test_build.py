@@ -1,0 +1,109 @@
+"""The library is compiled once, kept whole, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from looseleaf.errors import InvalidArgument
+from looseleaf.ops import build, native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CALL = """
+import warnings
+import torch
+from looseleaf import ops
+from looseleaf.ops import native
+assert not native.is_loaded(), "nothing is loaded at import"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        cache = torch.zeros(2, 1, 4, 8)
+        ops.write(torch.ones(1, 1, 8), torch.ones(1, 1, 8), cache, cache, torch.tensor([5]))
+        assert cache[1, 0, 1].sum() == 8
+print(native.kernel_name(torch.float32), len(caught), *(warning.message for warning in caught))
+"""
+
+
+def _call(**environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL], capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_without_a_compiler_one_message_says_so_and_pytorch_takes_over(tmp_path: Path) -> None:
+    out, _ = _call(LOOSELEAF_CACHE=str(tmp_path), CXX="no-such-compiler")
+    assert out.startswith("pytorch 1 no compiled CPU kernels: CXX names no-such-compiler")
+    assert "Install a C++20 compiler" in out
+
+
+def test_compiling_can_be_forbidden(tmp_path: Path) -> None:
+    out, _ = _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_KERNELS="prebuilt")
+    assert out.startswith("pytorch 1 no compiled CPU kernels: LOOSELEAF_KERNELS=prebuilt forbids to compile")
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels_can_be_left_out_quietly(tmp_path: Path) -> None:
+    assert _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_KERNELS="none") == ("pytorch 0", "")
+
+
+def test_unknown_values_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOSELEAF_KERNELS", "always")
+    with pytest.raises(InvalidArgument, match="LOOSELEAF_KERNELS"):
+        build.mode()
+    monkeypatch.setenv("LOOSELEAF_SETS", "avx512,mmx")
+    with pytest.raises(InvalidArgument, match="LOOSELEAF_SETS"):
+        build.chosen_sets()
+
+
+def test_forced_set_that_is_not_there_fails_the_call() -> None:
+    assert native.load()
+    done = subprocess.run(
+        [sys.executable, "-c", CALL],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LOOSELEAF_ISA": "mmx"},
+    )
+    assert done.returncode == 1
+    assert "LOOSELEAF_ISA" in done.stderr
+
+
+def test_concurrent_processes_share_one_compilation_and_a_read_only_cache_serves(tmp_path: Path) -> None:
+    environment = os.environ | {"LOOSELEAF_CACHE": str(tmp_path), "LOOSELEAF_SETS": "portable"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(2)
+    ]
+    ended = [process.communicate() for process in processes]
+    assert [out.strip() for out, _ in ended] == ["portable 0"] * 2
+    assert sum("compiled in" in err for _, err in ended) == 1
+    libraries = list(tmp_path.rglob(build.LIBRARY_NAME))
+    assert len(libraries) == 1
+
+    tmp_path.chmod(0o555)
+    try:
+        assert _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_SETS="portable") == ("portable 0", "")
+    finally:
+        tmp_path.chmod(0o755)
+    libraries[0].write_bytes(libraries[0].read_bytes()[:1000])  # half a file is no library: it is made again
+    out, err = _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_SETS="portable")
+    assert out == "portable 0"
+    assert "compiled in" in err
+
+
+def test_cache_that_cannot_be_written_costs_a_compilation_and_no_more(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    out, err = _call(LOOSELEAF_CACHE=str(blocked), LOOSELEAF_SETS="portable")
+    assert out == "portable 0"
+    assert "this process compiles for itself" in err
