@@ -159,9 +159,12 @@ def test_every_byte_of_an_8bit_cache_is_its_value(each_set: Callable[[], Iterato
         k_cache = torch.zeros(256, 1, 8, 72, dtype=torch.uint8).view(dtype)
         table = torch.arange(256, dtype=INT32)[:, None]
         ones, sums = torch.ones(256, dtype=INT32), torch.arange(257, dtype=INT32)
-        scales = {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}
+        scale = torch.ones(1)
+        query = torch.zeros(256, 1, 72)
         for _ in each_set():
-            out, _ = ops.attend(torch.zeros(256, 1, 72), k_cache, v_cache, table, ones, sums, max_query_len=1, **scales)
+            out, _ = ops.attend(
+                query, k_cache, v_cache, table, ones, sums, max_query_len=1, k_scale=scale, v_scale=scale
+            )
             expected = values.float()[:, None, None].expand_as(out)
             is_infinite = expected.isinf()
             assert torch.equal(out[~is_infinite].nan_to_num(-1.0), expected[~is_infinite].nan_to_num(-1.0))
