@@ -2,7 +2,7 @@
 
 Decode is memory: what counts is the share of a paged read of the same blocks, in the same order, on as many threads. A
 ratio to another way of attention cannot exceed that way's time over the paged read's: the limit, printed beside it; a
-gate that the limit puts out of reach is not one. Prefill is arithmetic: its share of the processor's own matrix product.
+gate that the limit puts out of reach is not one. Prefill is arithmetic: its share of the processor's matrix product.
 Results are checked before they are timed. Exits with 1 where a gate fails.
 
 Floor of decode: all keys and values once, over the paged read. Run: python benches/cpu_attention.py [--quick]
@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from tutorial import TutorialCache
 
 from gates import Gates, interleaved, load
 from looseleaf import ops
-from looseleaf.cache import KVStorage
 from looseleaf.ops import native
 from report import machine
+from tutorial import TutorialCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,16 +76,8 @@ class Decode:
         used = [-(-length // BLOCK_SIZE) for length in lengths]
         self.shape, self.dtype, self.lengths = shape, dtype, lengths
         cache_dtype = stored or dtype
-        storage = KVStorage(
-            sum(used),
-            BLOCK_SIZE,
-            num_layers=1,
-            num_kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=cache_dtype,
-            device="cpu",
-        )
-        self.pool = storage.layers[0]
+        block = (2, shape.kv_heads, BLOCK_SIZE, shape.head_dim)
+        self.pool = torch.empty(sum(used) + 1, *block, dtype=cache_dtype)
         some = torch.randn(64, *self.pool.shape[1:], generator=generator)
         some = (some * 20).to(cache_dtype) if cache_dtype == torch.int8 else some.to(cache_dtype)
         for first in range(0, len(self.pool), 64):

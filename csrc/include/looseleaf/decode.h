@@ -6,7 +6,7 @@
 // prefetches into L2 what comes kAheadBytes later in that order, across K, V and the next step.
 // Memory: a row is a query row of one KV head: row = (kv_head * query_len + token) * group + head in group. q is
 // converted to fp32 once, in unit order. State: accumulator [rows, padded dim], reference and lane sums of the softmax.
-// 8-bit caches are expanded to fp32 in L1, one head of a step at a time, so that no loop knows of them.
+// 8-bit caches are expanded to fp32 in L1, a few tokens of one head at a time, so that no loop knows of them.
 // Slots at or past the sequence's length are never loaded: addresses repeat the last good one instead.
 // Checked by tests/kernels/test_grid.py.
 #pragma once
@@ -17,6 +17,8 @@ namespace looseleaf::LOOSELEAF_ISA {
 namespace {
 
 constexpr int64_t kAheadBytes = 16384;
+constexpr int64_t kUnpackedTokens = 16;  // of an 8-bit cache, as fp32 in L1
+
 
 // Addresses of the tokens of a step, for head 0. Padded with copies of the last, for tiles that reach past the end.
 struct Step {
@@ -133,10 +135,20 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
   float* q = reinterpret_cast<float*>(scratch);
   float* scores = q + num_rows * k_stride;
   float* tile = scores + num_rows * kScores;
-  const char* tile_rows[kStepTokens + 8];
+  const char* tile_rows[kUnpackedTokens + 8];
   const int64_t tile_stride = k_stride > v_stride ? k_stride : v_stride;
-  for (int64_t t = 0; t < kStepTokens + 8; ++t)
-    tile_rows[t] = reinterpret_cast<const char*>(tile + (t < kStepTokens ? t : kStepTokens - 1) * tile_stride);
+  for (int64_t t = 0; t < kUnpackedTokens + 8; ++t)
+    tile_rows[t] = reinterpret_cast<const char*>(tile + (t < kUnpackedTokens ? t : kUnpackedTokens - 1) * tile_stride);
+  // Gives `use` the rows of a step as elements of T: as they lie, or some at a time, expanded.
+  const auto with_rows = [&](const char* const* rows, int64_t count, int64_t offset, int64_t dim, Ahead ahead,
+                             const auto& use) __attribute__((always_inline)) {
+    if (unpack == nullptr) return use(rows, offset, int64_t{0}, count, ahead);
+    for (int64_t t = 0; t < count; t += kUnpackedTokens) {
+      const int64_t some = count - t < kUnpackedTokens ? count - t : kUnpackedTokens;
+      unpack(rows + t, offset, dim, some, tile, tile_stride, ahead.rows == nullptr ? nullptr : ahead.rows + t, ahead.offset);
+      use(tile_rows, int64_t{0}, t, some, Ahead{nullptr, 0});
+    }
+  };
 
   for (int64_t h = 0; h < a.kv_heads; ++h)
     load_queries<T>(a, a.first_row(seq), num_tokens, h, q + h * rows_of_head * k_stride, k_stride);
@@ -165,17 +177,11 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
                                : Ahead{step->v, (item - a.kv_heads) * a.v.head_stride};
     };
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      const char* const* rows = now->k;
-      int64_t offset = h * a.k.head_stride;
-      Ahead ahead = ahead_of(h);
-      if (unpack != nullptr) {
-        unpack(rows, offset, a.k.dim, now->count, tile, tile_stride, ahead.rows, ahead.offset);
-        rows = tile_rows;
-        offset = 0;
-        ahead.rows = nullptr;
-      }
-      score_rows<T>(q + h * rows_of_head * k_stride, k_stride, rows_of_head, rows, offset, a.k.dim, now->count,
-              scores + h * rows_of_head * kScores, kScores, ahead);
+      with_rows(now->k, now->count, h * a.k.head_stride, a.k.dim, ahead_of(h),
+                [&](const char* const* rows, int64_t offset, int64_t first, int64_t count, Ahead ahead) {
+                  score_rows<T>(q + h * rows_of_head * k_stride, k_stride, rows_of_head, rows, offset, a.k.dim, count,
+                                scores + h * rows_of_head * kScores + first, kScores, ahead);
+                });
     }
     for (int64_t h = 0; h < a.kv_heads; ++h) {
       const RowOptions options = row_options(a, h * a.group(), h);
@@ -191,17 +197,11 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
                     [&](float factor) { scale_row(row, v_stride, factor); });
         }
       }
-      const char* const* rows = now->v;
-      int64_t offset = h * a.v.head_stride;
-      Ahead ahead = ahead_of(a.kv_heads + h);
-      if (unpack != nullptr) {
-        unpack(rows, offset, a.v.dim, now->count, tile, tile_stride, ahead.rows, ahead.offset);
-        rows = tile_rows;
-        offset = 0;
-        ahead.rows = nullptr;
-      }
-      add_values<T>(state.rows + h * rows_of_head * v_stride, v_stride, rows_of_head, scores + h * rows_of_head * kScores,
-                    kScores, rows, offset, a.v.dim, now->count, ahead);
+      with_rows(now->v, now->count, h * a.v.head_stride, a.v.dim, ahead_of(a.kv_heads + h),
+                [&](const char* const* rows, int64_t offset, int64_t first, int64_t count, Ahead ahead) {
+                  add_values<T>(state.rows + h * rows_of_head * v_stride, v_stride, rows_of_head,
+                                scores + h * rows_of_head * kScores + first, kScores, rows, offset, a.v.dim, count, ahead);
+                });
     }
     Step* const last = now;
     now = next;

@@ -16,25 +16,32 @@ namespace {
 
 inline __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
 
-// Calls convert(bytes, out) for each 64 bytes of each row; bytes past the row are 0.
+// Calls convert(from, out) for each 64 bytes of each row; bytes past the row are 0.
 template <class Convert>
 inline void unpack_rows(const char* const* rows, int64_t offset, int64_t dim, int64_t count, float* out, int64_t stride,
                         const char* const* ahead_rows, int64_t ahead_offset, Convert convert) {
   for (int64_t t = 0; t < count; ++t, out += stride) {
     const char* from = rows[t] + offset;
-    for (int64_t d = 0; d < dim; d += 64) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) {
       if (ahead_rows != nullptr) _mm_prefetch(ahead_rows[t] + ahead_offset + d, _MM_HINT_T1);
-      convert(_mm512_maskz_loadu_epi8(first_bytes(dim - d), from + d), out + d);
+      convert(from + d, out + d);
+    }
+    if (d < dim) {
+      alignas(64) char rest[64];
+      _mm512_store_si512(rest, _mm512_maskz_loadu_epi8(first_bytes(dim - d), from + d));
+      convert(rest, out + d);
     }
   }
 }
 
 inline void unpack_int8(const char* const* rows, int64_t offset, int64_t dim, int64_t count, float* out, int64_t stride,
                         const char* const* ahead_rows, int64_t ahead_offset) {
-  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [](__m512i bytes, float* to) {
-    const __m128i parts[4] = {_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1),
-                              _mm512_extracti32x4_epi32(bytes, 2), _mm512_extracti32x4_epi32(bytes, 3)};
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(parts[i])));
+  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [](const char* from, float* to) {
+    for (int i = 0; i < 4; ++i) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * i));
+      _mm512_storeu_ps(to + 16 * i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+    }
   });
 }
 
@@ -65,8 +72,8 @@ void unpack_float8(const char* const* rows, int64_t offset, int64_t dim, int64_t
   const __m512i lower0 = _mm512_load_si512(tables.lower), lower1 = _mm512_load_si512(tables.lower + 64);
   const __m512i order = _mm512_load_si512(tables.order);
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [&](__m512i bytes, float* to) {
-    const __m512i codes = _mm512_permutexvar_epi8(order, bytes);
+  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [&](const char* from, float* to) {
+    const __m512i codes = _mm512_permutexvar_epi8(order, _mm512_loadu_si512(from));
     const __m512i low = _mm512_permutex2var_epi8(lower0, codes, lower1);
     // upper | (codes & sign)
     const __m512i up = _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(upper0, codes, upper1), codes, sign, 0xF8);
@@ -86,10 +93,10 @@ template <Element kElement>
 void unpack_float8(const char* const* rows, int64_t offset, int64_t dim, int64_t count, float* out, int64_t stride,
                    const char* const* ahead_rows, int64_t ahead_offset) {
   const __m512 factor = _mm512_set1_ps(kElement == Element::kFloat8E4M3 ? 256.0f : 1.0f);
-  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [&](__m512i bytes, float* to) {
-    const __m256i parts[2] = {_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64(bytes, 1)};
+  unpack_rows(rows, offset, dim, count, out, stride, ahead_rows, ahead_offset, [&](const char* from, float* to) {
     for (int i = 0; i < 2; ++i) {
-      __m512i words = _mm512_slli_epi16(_mm512_cvtepi8_epi16(parts[i]), kElement == Element::kFloat8E4M3 ? 7 : 8);
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * i));
+      __m512i words = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), kElement == Element::kFloat8E4M3 ? 7 : 8);
       if constexpr (kElement == Element::kFloat8E4M3) {
         const __m512i ones = _mm512_set1_epi16(0x3F80);
         words = _mm512_and_si512(words, _mm512_set1_epi16(static_cast<short>(0xBF80)));
