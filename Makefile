@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates wheel clean setup
+.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates wheel compat clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -90,8 +90,21 @@ bench: $(VENV)/built ## the benchmarks, each beside its baseline
 gates: $(VENV)/built ## instructions of the step path, counted under valgrind, against their limits; exit code 77 inside: skipped
 	$(BIN)/python benches/gates/run.py
 
+# The library of every instruction set, which an editable installation would take for its own: it goes when the wheel is made.
+KERNELS := python/looseleaf/_kernels
+define PREBUILD
+from pathlib import Path
+from looseleaf.ops import build
+build.compile_library(Path("$(KERNELS)", build.LIBRARY_NAME), build.all_sets())
+endef
+export PREBUILD
 wheel: $(VENV)/built ## the wheel and the source distribution, into dist/
-	$(BIN)/maturin build --release --sdist --out dist
+	mkdir -p $(KERNELS)
+	trap 'rm -rf $(KERNELS)' EXIT; $(BIN)/python -c "$$PREBUILD" && $(BIN)/maturin build --release --out dist
+	$(BIN)/maturin sdist --out dist  # apart: a wheel that is made from it would lack the library
+
+compat: $(VENV)/built ## compile the kernels against the headers of the oldest PyTorch
+	$(BIN)/python csrc/check/compat.py
 
 clean: ## remove what was built; .venv stays
 	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/built

@@ -84,7 +84,7 @@ class Decode:
             part = self.pool[first : first + 64]
             part.view(torch.uint8).copy_(some[: len(part)].view(torch.uint8))
         self.ids = (torch.randperm(sum(used), generator=generator) + 1).to(INT32)
-        self.table = torch.nn.utils.rnn.pad_sequence(list(self.ids.split(used)), batch_first=True)
+        self.table = torch.nn.utils.rnn.pad_sequence(list(torch.split(self.ids, used)), batch_first=True)
         self.seq_lens = torch.tensor(lengths, dtype=INT32)
         self.sums = torch.arange(len(lengths) + 1, dtype=INT32)
         self.q = torch.randn(len(lengths), shape.q_heads, shape.head_dim, generator=generator).to(dtype)
@@ -202,19 +202,19 @@ def bench_prefill(gates: Gates, repeats: int) -> None:
             torch.ops.looseleaf.attend_out(query, *tables, tokens, shape.head_dim**-0.5, out=out)
 
         def baseline(rows: Tensor = rows, expanded: list[Tensor] = expanded) -> Tensor:
-            return sdpa(rows, *expanded, is_causal=True)
+            return sdpa(rows, expanded[0], expanded[1], is_causal=True)
 
         ours()
         torch.testing.assert_close(out, baseline()[0].transpose(0, 1), atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-        seconds, other, product = interleaved(
-            ours,
-            baseline,
-            lambda square=square: square @ square,
-            repeats=max(3, repeats // 3),
-            num_threads=1,  # type: ignore[misc]
+
+        def product(square: Tensor = square) -> Tensor:
+            return square @ square
+
+        seconds, other, product_seconds = interleaved(
+            ours, baseline, product, repeats=max(3, repeats // 3), num_threads=1
         )
         flops = 2 * shape.q_heads * shape.head_dim * tokens * tokens
-        best = 2 * 1024**3 / product
+        best = 2 * 1024**3 / product_seconds
         title = f"prefill {name(dtype)} {tokens} causal, 1 thread"
         goal = 1.5 if dtype == torch.bfloat16 else 1.15
         gates.add(

@@ -42,6 +42,7 @@ __all__ = [
     "LIBRARY_NAME",
     "SETS",
     "KernelsUnavailable",
+    "all_sets",
     "build",
     "compile_library",
     "find_sources",
@@ -131,14 +132,19 @@ def chosen_sets() -> tuple[str, ...]:
     text = os.environ.get("LOOSELEAF_SETS")
     if not text:
         return _host_sets()
-    names = tuple(_all_sets() if text == "all" else text.split(","))
+    names = tuple(all_sets() if text == "all" else text.split(","))
     unknown = set(names) - set(SETS)
     if unknown:
         raise InvalidArgument(f"LOOSELEAF_SETS must name {', '.join(SETS)} or all, was {text!r}")
     return tuple(name for name in SETS if name in names)
 
 
-def _all_sets() -> tuple[str, ...]:
+def all_sets() -> tuple[str, ...]:
+    """Every instruction set of this kind of processor, as wheels carry them.
+
+    >>> "portable" in all_sets()
+    True
+    """
     return tuple(SETS) if _is_x86() else ("portable",)
 
 
