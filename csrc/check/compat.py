@@ -1,8 +1,8 @@
 """Compile the kernels against the headers of the oldest PyTorch that they run on.
 
 The stable ABI promises that a library made with newer headers runs there; only these headers say that nothing newer is
-used. They are unpacked from PyTorch's own wheel, which is large: kept in the cache folder, fetched once. Without them this
-says so and is no failure.
+used. They are unpacked from PyTorch's own wheel, which is large: fetched once, kept in the cache folder. Without them
+this says so and is no failure.
 """
 
 from __future__ import annotations

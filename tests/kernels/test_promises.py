@@ -25,7 +25,7 @@ def _batch(lengths: list[int], query_lens: list[int], dtype: torch.dtype, seed: 
     generator = torch.Generator().manual_seed(seed)
     used = [-(-length // 16) for length in lengths]
     pool = torch.randn(sum(used) + 1, 2, 2, 16, 64, generator=generator).to(dtype)
-    ids = (torch.randperm(sum(used), generator=generator) + 1).to(INT32).split(used)
+    ids = torch.split((torch.randperm(sum(used), generator=generator) + 1).to(INT32), used)
     return {
         "q": torch.randn(sum(query_lens), 8, 64, generator=generator).to(dtype),
         "k_cache": pool[:, 0],
