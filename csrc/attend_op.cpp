@@ -137,6 +137,7 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
     a.lse_row_stride = lse->strides[0];
   }
   a.out = static_cast<char*>(out.mutable_data());
+  STD_TORCH_CHECK(a.out == nullptr || a.out != a.q, "out must not be the memory of q, which is read while out is filled");
   a.out_row_stride = out.stride_bytes(0);
   a.out_head_stride = out.stride_bytes(1);
   attend(a, *kernels, torch_threads());
