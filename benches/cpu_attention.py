@@ -1,8 +1,9 @@
 """The CPU kernels against what memory gives, against SDPA, and against their goals.
 
 Decode is memory: what counts is the share of a paged read of the same blocks, in the same order, on as many threads. A
-ratio to another way of attention cannot exceed that way's time over the paged read's: the limit, printed beside it; a
-gate that the limit puts out of reach is not one. Prefill is arithmetic: its share of the processor's matrix product.
+ratio to another way of attention cannot exceed that way's time over the paged read's: the limit, printed beside it. A
+share above 1 says that the probe was disturbed, not that the kernel is faster than memory. Prefill is arithmetic: its
+share of the processor's matrix product.
 Results are checked before they are timed. Exits with 1 where a gate fails.
 
 Floor of decode: all keys and values once, over the paged read. Run: python benches/cpu_attention.py [--quick]
@@ -14,7 +15,9 @@ import argparse
 import ctypes
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,11 +62,23 @@ class Probe:
             flags = ["-std=c++20", "-O3", "-march=native", "-w", "-shared", "-fPIC"]
             subprocess.run(["c++", *flags, str(source), "-o", library], check=True)  # noqa: S607
             self.read = ctypes.CDLL(library).looseleaf_read
+        self.workers = ThreadPoolExecutor(max_workers=8)  # a call of ctypes leaves the interpreter's lock
         self.read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64]
 
     def paged(self, pool: Tensor, table: Tensor, num_threads: int) -> Callable[[], object]:
-        chunk = pool[0].numel() * pool.element_size()
-        return lambda: self.read(pool.data_ptr(), table.data_ptr(), table.numel(), chunk, num_threads)
+        chunk, count = pool[0].numel() * pool.element_size(), table.numel()
+        cuts = [count * thread // num_threads for thread in range(num_threads + 1)]
+
+        def part(first: int, end: int) -> None:
+            self.read(pool.data_ptr(), table.data_ptr(), first, end, chunk)
+
+        def read() -> None:
+            others = [self.workers.submit(part, *cut) for cut in pairwise(cuts[1:])]
+            part(cuts[0], cuts[1])
+            for other in others:
+                other.result()
+
+        return read
 
 
 class Decode:
@@ -149,11 +164,8 @@ def bench_decode(gates: Gates, probe: Probe, num_threads: int, repeats: int) -> 
                 continue
             goal, gate = (1.25, 1.05) if dtype == torch.float32 else (2.2, 1.4)
             limit = packed / paged  # what a kernel at the paged read would reach
-            is_reachable = 0.85 * limit >= gate
-            note = f"limit {limit:.2f}" + ("" if is_reachable else f": gate {gate:g} is out of reach here")
-            gates.add(
-                f"{title}: packed SDPA / ours", packed / ours, goal=goal, gate=gate if is_reachable else None, note=note
-            )
+            note = f"limit {limit:.2f}"
+            gates.add(f"{title}: packed SDPA / ours", packed / ours, goal=goal, gate=gate, note=note)
             if num_threads == 1:
                 grouped, gathered, again = interleaved(
                     lambda decode=decode, key=key, value=value: decode.grouped(key, value),  # type: ignore[misc]

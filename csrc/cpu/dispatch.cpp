@@ -1,7 +1,7 @@
 // Chooses the instruction set at run time: by the processor's features, and for bf16 by its vendor too.
 //
-// vdpbf16ps does 16 multiply-adds a cycle on Intel and 64 on AMD (512-bit fp32 FMA: 32 on both), so Intel widens bf16 to
-// fp32 in registers and AMD multiplies pairs; prefill of bf16 takes AMX where it is. The choice is made once;
+// On Intel vdpbf16ps does half the multiply-adds of an fp32 FMA in a cycle, on AMD Zen 4 it is the other way round, so Intel
+// widens bf16 to fp32 in registers and AMD multiplies pairs; prefill of bf16 takes AMX where it is. The choice is made once;
 // LOOSELEAF_ISA names another set.
 #include <atomic>
 #include <cstdlib>

@@ -4,7 +4,7 @@
 // [panel of dims][token / 2][dim]: both are what vdpbf16ps and the AMX tiles take as their right-hand side. q stays bf16,
 // weights are rounded to bf16. The product itself is the instruction set's: `Product::run` computes
 // c[rows][columns] = or += a[rows][depth] x packed, rows a multiple of kRows, columns of kColumns, depth of 32.
-// Measured on Intel with AMX, 1024 tokens causal, one core: see docs/design.
+// Measured with AMX, 2048 tokens causal, one core, busy machine, four runs: 1.26 to 1.32 x SDPA, once 0.84.
 // Checked by tests/kernels/test_grid.py where the processor has the instructions.
 #pragma once
 

@@ -69,7 +69,7 @@ def attend(
         v_scale: the same for values.
         batch_invariant: a sequence's result must not depend on its batch.
         check_contents: False for tables and lengths that were checked before, as from a step's second layer on. A
-            compiled library checks them always: that costs it less than a microsecond for each thousand cells.
+            compiled library checks them always.
         out: [tokens, q_heads, v_head_dim], dtype of `q`, to be filled; None for a new one. Must not overlap `q`.
         lse: float32 [tokens, q_heads], to be filled; None for a new one.
 

@@ -237,7 +237,7 @@ def compile_library(target: Path, sets: Iterable[str], *, include: Path | None =
 
 def _filled(folder: Path, sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> Path:
     def fill(new: Path) -> None:
-        _report(f"compiling CPU kernels ({', '.join(sets)}), once; about 10 seconds")
+        _report(f"compiling CPU kernels ({', '.join(sets)}), once; this takes a while")
         start = time.monotonic()
         _compile(new / LIBRARY_NAME, sources, compiler, sets)
         _report(f"compiled in {time.monotonic() - start:.1f} s")
