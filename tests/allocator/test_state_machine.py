@@ -47,7 +47,8 @@ class Manager(RuleBasedStateMachine):
             max_sequence_len=self.max_sequence_len,
             prefix_caching=False,
         )
-        self.batches = [self.manager.bind_batch(max_batch_tokens=64) for _ in range(2)]
+        most = self.max_sequences * self.max_sequence_len  # every token of every sequence fits one batch
+        self.batches = [self.manager.bind_batch(max_batch_tokens=most) for _ in range(2)]
         self.memory = np.zeros((self.num_blocks + 1) * self.block_size, dtype=np.int64)
         self.models: list[Model] = []
         self.ended: list[Sequence] = []
