@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from looseleaf import ops
+from looseleaf.ops import reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +37,37 @@ class PagedBatch:
 
     def queries(self) -> list[Tensor]:
         return list(torch.split(self.q[: int(self.cu_query_lens[-1])], self.cu_query_lens.diff().tolist()))
+
+
+def _attend_by_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_query_lens: Tensor,
+    *,
+    max_query_len: int,
+    scale: float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    **options: Any,  # noqa: ANN401 - options of the operator
+) -> tuple[Tensor, Tensor]:
+    """The oracle itself, called as `ops.attend` is: a loaded library takes over the operator, never this."""
+    tables = (block_table, seq_lens, cu_query_lens)
+    out = q.new_empty((q.size(0), q.size(1), v_cache.size(3))) if out is None else out
+    lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
+    factor = q.size(2) ** -0.5 if scale is None else scale
+    reference.attend_out(q, k_cache, v_cache, *tables, max_query_len, factor, **options, out=out, lse=lse)
+    return out, lse
+
+
+# The operator, and both ways that the reference goes: `batch_invariant` keeps to one sequence after the other.
+WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "operator": ops.attend,
+    "one by one": partial(_attend_by_reference, batch_invariant=True),
+    "single rows together": _attend_by_reference,
+}
 
 
 def build_batch(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.ops.conftest import WAYS
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -58,10 +59,9 @@ def _assert_close(out: Tensor, expected: Tensor) -> None:
 
 
 def _check(batch: PagedBatch, **options: Any) -> None:  # noqa: ANN401 - options of the operator
-    """Both ways that the reference goes: `batch_invariant` keeps to one sequence after the other."""
     expected_out, expected_lse = _contiguous(batch, **options)
-    for batch_invariant in (True, False):
-        out, lse = ops.attend(**batch.arguments(), **options, batch_invariant=batch_invariant)
+    for attend in WAYS.values():
+        out, lse = attend(**batch.arguments(), **options)
         _assert_close(out[: len(expected_out)], expected_out)
         torch.testing.assert_close(lse[: len(expected_lse)], expected_lse, atol=2e-5, rtol=2e-6)
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
+from tests.ops.conftest import WAYS
 from torch import Tensor
-
-from looseleaf import ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +27,12 @@ def _attend(
     query_lens: list[int],
     **options: Any,  # noqa: ANN401 - options of the operator
 ) -> tuple[Tensor, Tensor]:
-    """Attention with keys and queries of 0, unless `k_cache` or `q` are given."""
+    """Attention with keys and queries of 0, unless `k_cache` or `q` are given; `way` is one of WAYS."""
     k_cache = options.pop("k_cache", torch.zeros_like(v_cache))
     sums = [0]
     for query_len in query_lens:
         sums.append(sums[-1] + query_len)
-    return ops.attend(
+    return WAYS[options.pop("way", "operator")](
         options.pop("q", torch.zeros(sums[-1], options.pop("q_heads", v_cache.size(1)), 1, dtype=v_cache.dtype)),
         k_cache,
         v_cache,
@@ -45,10 +44,9 @@ def _attend(
     )
 
 
-@pytest.fixture(params=[False, True], ids=["one by one", "single rows together"])
+@pytest.fixture(params=WAYS)
 def attend(request: pytest.FixtureRequest) -> Attend:
-    """Both ways that the reference goes: `batch_invariant` keeps to one sequence after the other."""
-    return partial(_attend, batch_invariant=not request.param)
+    return partial(_attend, way=request.param)
 
 
 def _cache(num_blocks: int, block_size: int, fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -160,14 +158,12 @@ def test_alibi_costs_its_slope_for_each_position_of_distance(attend: Attend) -> 
     assert out[0, 1, 0].item() == pytest.approx((0.5 * 1 + 2 + 0.5 * 3) / 2)
 
 
-@pytest.mark.parametrize("batch_invariant", [True, False])
-def test_softcap_bias_and_sinks_agree_with_a_plain_formula(
-    make_batch: Callable[..., PagedBatch], batch_invariant: bool
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_softcap_bias_and_sinks_agree_with_a_plain_formula(make_batch: Callable[..., PagedBatch], way: str) -> None:
     batch = make_batch([45, 20, 7, 40], [2, 20, 1, 1])
     sinks, slopes = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.125, 0.0625])
     options: dict[str, Any] = {"softcap": 3.0, "scale": 0.3, "window": 30, "sinks": sinks, "alibi_slopes": slopes}
-    out, lse = ops.attend(**batch.arguments(), **options, batch_invariant=batch_invariant)
+    out, lse = WAYS[way](**batch.arguments(), **options)
     row = 0
     for query, key, value in zip(batch.queries(), batch.keys, batch.values, strict=True):
         for position in range(len(key) - len(query), len(key)):
