@@ -85,7 +85,7 @@ class Step:
             InvalidType: another dtype.
         """
         k_cache, v_cache = self._caches(layer)
-        ops.write(k, v, k_cache, v_cache, self.slot_mapping, check_contents=False)
+        ops.write(k, v, k_cache, v_cache, self.slot_mapping)
 
     def attend(
         self,
@@ -130,7 +130,7 @@ class Step:
         k_cache, v_cache = self._caches(layer)
         if q.shape[:1] != (self.num_tokens,):
             raise InvalidArgument(f"q must have the step's {self.num_tokens} tokens as rows, was {list(q.shape)}")
-        ops.write(k, v, k_cache, v_cache, self.slot_mapping, check_contents=False)
+        ops.write(k, v, k_cache, v_cache, self.slot_mapping)
         out, _ = ops.attend(
             q,
             k_cache,
@@ -145,7 +145,6 @@ class Step:
             softcap=softcap,
             sinks=sinks,
             alibi_slopes=alibi_slopes,
-            check_contents=False,
             out=out,
             lse=lse,
         )

@@ -40,7 +40,6 @@ def attend(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     batch_invariant: bool = False,
-    check_contents: bool = True,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -68,8 +67,6 @@ def attend(
         k_scale: float32, 1 or kv_heads values, for 8-bit caches: key = stored x k_scale.
         v_scale: the same for values.
         batch_invariant: a sequence's result must not depend on its batch.
-        check_contents: False for tables and lengths that were checked before, as from a step's second layer on. A
-            compiled library checks them always.
         out: [tokens, q_heads, v_head_dim], dtype of `q`, to be filled; None for a new one. Must not overlap `q`.
         lse: float32 [tokens, q_heads], to be filled; None for a new one.
 
@@ -117,7 +114,7 @@ def attend(
             raise InvalidArgument("out must not be the memory of q, which is read while out is filled")
     check_no_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out, lse=lse)
     check_no_grad(k_scale=k_scale, v_scale=v_scale)
-    if check_contents and are_checked(q.device):
+    if are_checked(q.device):
         check_prefix_sums("cu_query_lens", cu_query_lens, num_rows=q.size(0), rows_name="q", max_len=max_query_len)
         _check_cells(k_cache, block_table, seq_lens, cu_query_lens, window=window)
     raise_refusal(refusal)

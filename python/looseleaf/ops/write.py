@@ -21,7 +21,6 @@ def write(
     *,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    check_contents: bool = True,
 ) -> None:
     """Write one key and one value per token into the caches.
 
@@ -36,7 +35,6 @@ def write(
         slot_mapping: int64 [tokens], block x block_size + offset; -1 skips the token.
         k_scale: float32, 1 or kv_heads values, for 8-bit caches: what is stored is k / k_scale, saturated.
         v_scale: the same for `v`.
-        check_contents: False for a slot mapping that was checked before, as from a step's second layer on.
 
     Raises:
         InvalidArgument: a shape, device, stride or slot that is not allowed, or a tensor that requires grad.
@@ -68,7 +66,7 @@ def write(
     )
     check_cache_dtypes(k_cache, k.dtype, k_scale=k_scale, v_scale=v_scale, owner="k")
     check_no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale)
-    if check_contents and are_checked(k.device):
+    if are_checked(k.device):
         check_slots(slot_mapping, k_cache.size(0) * k_cache.size(2))
     raise_refusal(refusal)
     torch.ops.looseleaf.write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
