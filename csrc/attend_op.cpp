@@ -17,28 +17,28 @@ struct Options {
 };
 
 void check_options(const Options& options, int64_t max_query_len) {
-  STD_TORCH_CHECK(max_query_len >= 0, "max_query_len must be at least 0, was ", max_query_len);
-  STD_TORCH_CHECK(std::isfinite(options.scale), "scale must be finite, was ", options.scale);
-  STD_TORCH_CHECK(std::isfinite(options.softcap) && options.softcap >= 0.0, "softcap must be finite and at least 0, was ",
+  LOOSELEAF_CHECK(max_query_len >= 0, "max_query_len must be at least 0, was ", max_query_len);
+  LOOSELEAF_CHECK(std::isfinite(options.scale), "scale must be finite, was ", options.scale);
+  LOOSELEAF_CHECK(std::isfinite(options.softcap) && options.softcap >= 0.0, "softcap must be finite and at least 0, was ",
                   options.softcap);
-  STD_TORCH_CHECK(!options.window.has_value() || *options.window >= 1, "window must be at least 1, was ",
+  LOOSELEAF_CHECK(!options.window.has_value() || *options.window >= 1, "window must be at least 1, was ",
                   options.window.value_or(0));
 }
 
 // Values: prefix sums, lengths, and the ids in the cells that will be read.
 void check_contents(const AttendArguments& a, int64_t max_query_len, int64_t num_blocks, int64_t columns) {
-  STD_TORCH_CHECK(a.cu_query_lens[0] == 0, "cu_query_lens[0] must be 0, was ", a.cu_query_lens[0]);
+  LOOSELEAF_CHECK(a.cu_query_lens[0] == 0, "cu_query_lens[0] must be 0, was ", a.cu_query_lens[0]);
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     const int64_t query_len = a.query_len(seq), len = a.seq_lens[seq];
-    STD_TORCH_CHECK(query_len >= 0, "cu_query_lens must never fall, went from ", a.cu_query_lens[seq], " to ",
+    LOOSELEAF_CHECK(query_len >= 0, "cu_query_lens must never fall, went from ", a.cu_query_lens[seq], " to ",
                     a.cu_query_lens[seq + 1], " at [", seq + 1, "]");
-    STD_TORCH_CHECK(query_len <= max_query_len, "max_query_len must be at least the longest step of cu_query_lens, ",
+    LOOSELEAF_CHECK(query_len <= max_query_len, "max_query_len must be at least the longest step of cu_query_lens, ",
                     query_len, ", was ", max_query_len);
-    STD_TORCH_CHECK(len >= 0 && len <= columns * a.block_size, "seq_lens[", seq, "] must be in 0 to ",
+    LOOSELEAF_CHECK(len >= 0 && len <= columns * a.block_size, "seq_lens[", seq, "] must be in 0 to ",
                     columns * a.block_size, " (the columns of block_table x the block size), was ", len);
   }
   const int64_t last = a.cu_query_lens[a.num_seqs];
-  STD_TORCH_CHECK(last <= a.num_rows, "cu_query_lens[-1] must be at most ", a.num_rows, ", the rows of q, was ", last);
+  LOOSELEAF_CHECK(last <= a.num_rows, "cu_query_lens[-1] must be at most ", a.num_rows, ", the rows of q, was ", last);
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     if (a.query_len(seq) == 0) continue;
     const int32_t* cells = a.block_table + seq * a.table_stride;
@@ -48,7 +48,7 @@ void check_contents(const AttendArguments& a, int64_t max_query_len, int64_t num
     for (int64_t c = begin; c < end; ++c) worst = std::max(worst, static_cast<uint32_t>(cells[c]));
     if (begin >= end || worst < static_cast<uint64_t>(num_blocks)) continue;
     for (int64_t c = begin; c < end; ++c)
-      STD_TORCH_CHECK(cells[c] >= 0 && cells[c] < num_blocks, "block_table[", seq, ", ", c,
+      LOOSELEAF_CHECK(cells[c] >= 0 && cells[c] < num_blocks, "block_table[", seq, ", ", c,
                       "] is in use and must name a block, 0 to ", num_blocks - 1, ", was ", cells[c]);
   }
 }
@@ -76,7 +76,7 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
   q.check_type(is_float(q.type), "Float or Half or BFloat16");
   q.check_shape({-1, -1, k_cache.sizes[3]}, "[tokens, q_heads, head_dim of k_cache]");
   const int64_t kv_heads = k_cache.sizes[1], q_heads = q.sizes[1];
-  STD_TORCH_CHECK(q_heads > 0 && q_heads % kv_heads == 0, "q must have a multiple of the caches' ", kv_heads,
+  LOOSELEAF_CHECK(q_heads > 0 && q_heads % kv_heads == 0, "q must have a multiple of the caches' ", kv_heads,
                   " kv_heads as q_heads, had ", q_heads);
   check_cache_type(k_cache, q.type, "q");
   const View block_table("block_table", block_table_), seq_lens("seq_lens", seq_lens_);
@@ -118,7 +118,7 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
   a.batch_invariant = options.batch_invariant;
   check_contents(a, max_query_len, k_cache.sizes[0], block_table.sizes[1]);
   const Kernels* kernels = kernels_for(a.cache_element);
-  STD_TORCH_CHECK(kernels != nullptr, "LOOSELEAF_ISA names kernels that this processor or library does not have: ",
+  LOOSELEAF_CHECK(kernels != nullptr, "LOOSELEAF_ISA names kernels that this processor or library does not have: ",
                   forced_kernels());
 
   const int64_t v_dim = v_cache.sizes[3];
@@ -137,7 +137,7 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
     a.lse_row_stride = lse->strides[0];
   }
   a.out = static_cast<char*>(out.mutable_data());
-  STD_TORCH_CHECK(a.out == nullptr || a.out != a.q, "out must not be the memory of q, which is read while out is filled");
+  LOOSELEAF_CHECK(a.out == nullptr || a.out != a.q, "out must not be the memory of q, which is read while out is filled");
   a.out_row_stride = out.stride_bytes(0);
   a.out_head_stride = out.stride_bytes(1);
   attend(a, *kernels, torch_threads());

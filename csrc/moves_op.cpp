@@ -43,7 +43,7 @@ void write_op(const Tensor& k_, const Tensor& v_, const Tensor& k_cache_, const 
   const int64_t num_tokens = k.sizes[0], num_slots = k_cache.sizes[0] * k_cache.sizes[2];
   const int64_t* slots = static_cast<const int64_t*>(slot_mapping.data());
   for (int64_t i = 0; i < num_tokens; ++i)
-    STD_TORCH_CHECK(slots[i] >= -1 && slots[i] < num_slots, "slot_mapping[", i, "] must be in -1 to ", num_slots - 1,
+    LOOSELEAF_CHECK(slots[i] >= -1 && slots[i] < num_slots, "slot_mapping[", i, "] must be in -1 to ", num_slots - 1,
                     " (-1 (skip) or a slot of the cache), was ", slots[i]);
   if (num_tokens == 0) return;
   const Transfer transfers[2] = {transfer_of(k, k_cache, k_factor, k_step, true),
@@ -71,19 +71,19 @@ void gather_op(const Tensor& k_cache_, const Tensor& v_cache_, const Tensor& blo
   const float* v_factor = check_scale("v_scale", v_scale, k_cache, &v_step);
   const int32_t* sums = static_cast<const int32_t*>(cu_seq_lens.data());
   const int32_t* table = static_cast<const int32_t*>(block_table.data());
-  STD_TORCH_CHECK(sums[0] == 0, "cu_seq_lens[0] must be 0, was ", sums[0]);
+  LOOSELEAF_CHECK(sums[0] == 0, "cu_seq_lens[0] must be 0, was ", sums[0]);
   for (int64_t seq = 0; seq < num_seqs; ++seq) {
     const int64_t len = int64_t{sums[seq + 1]} - sums[seq];
-    STD_TORCH_CHECK(len >= 0, "cu_seq_lens must never fall, went from ", sums[seq], " to ", sums[seq + 1]);
-    STD_TORCH_CHECK(len <= block_table.sizes[1] * block_size, "the lengths in cu_seq_lens[", seq, "] must be at most ",
+    LOOSELEAF_CHECK(len >= 0, "cu_seq_lens must never fall, went from ", sums[seq], " to ", sums[seq + 1]);
+    LOOSELEAF_CHECK(len <= block_table.sizes[1] * block_size, "the lengths in cu_seq_lens[", seq, "] must be at most ",
                     block_table.sizes[1] * block_size, " (the columns of block_table x the block size), was ", len);
     for (int64_t c = 0; c < (len + block_size - 1) / block_size; ++c) {
       const int32_t block = table[seq * block_table.strides[0] + c];
-      STD_TORCH_CHECK(block >= 0 && block < num_blocks, "block_table[", seq, ", ", c,
+      LOOSELEAF_CHECK(block >= 0 && block < num_blocks, "block_table[", seq, ", ", c,
                       "] is in use and must name a block, 0 to ", num_blocks - 1, ", was ", block);
     }
   }
-  STD_TORCH_CHECK(sums[num_seqs] <= k_out.sizes[0], "cu_seq_lens[-1] must be at most ", k_out.sizes[0],
+  LOOSELEAF_CHECK(sums[num_seqs] <= k_out.sizes[0], "cu_seq_lens[-1] must be at most ", k_out.sizes[0],
                   ", the rows of k_out, was ", sums[num_seqs]);
   const Transfer transfers[2] = {transfer_of(k_out, k_cache, k_factor, k_step, false),
                                  transfer_of(v_out, v_cache, v_factor, v_step, false)};
@@ -95,9 +95,9 @@ std::vector<View> views_of(const char* name, const std::vector<Tensor>& tensors)
   for (const Tensor& tensor : tensors) {
     views.emplace_back(name, tensor);
     const View& view = views.back();
-    STD_TORCH_CHECK(view.dim >= 2 && view.dim <= BlockShape::kMaxDims, name, " must have the shape [blocks, ...], was ",
+    LOOSELEAF_CHECK(view.dim >= 2 && view.dim <= BlockShape::kMaxDims, name, " must have the shape [blocks, ...], was ",
                     view.shape());
-    STD_TORCH_CHECK(view.last() <= 1 || view.strides[view.dim - 1] == 1, name, " must have a contiguous last dimension");
+    LOOSELEAF_CHECK(view.last() <= 1 || view.strides[view.dim - 1] == 1, name, " must have a contiguous last dimension");
   }
   return views;
 }
@@ -114,15 +114,15 @@ using Pair = std::pair<int64_t, int64_t>;
 void check_pairs(const std::vector<Pair>& pairs, int64_t num_sources, int64_t num_targets) {
   std::vector<int64_t> targets;
   for (const Pair& pair : pairs) {
-    STD_TORCH_CHECK(pair.first >= 0 && pair.first < num_sources, "block_mapping[:, 0] must be in 0 to ", num_sources - 1,
+    LOOSELEAF_CHECK(pair.first >= 0 && pair.first < num_sources, "block_mapping[:, 0] must be in 0 to ", num_sources - 1,
                     " (a block of the source), was ", pair.first);
-    STD_TORCH_CHECK(pair.second >= 0 && pair.second < num_targets, "block_mapping[:, 1] must be in 0 to ", num_targets - 1,
+    LOOSELEAF_CHECK(pair.second >= 0 && pair.second < num_targets, "block_mapping[:, 1] must be in 0 to ", num_targets - 1,
                     " (a block of the destination), was ", pair.second);
     targets.push_back(pair.second);
   }
   std::sort(targets.begin(), targets.end());
   const auto twice = std::adjacent_find(targets.begin(), targets.end());
-  STD_TORCH_CHECK(twice == targets.end(), "block_mapping must name a destination once, ", *twice, " stands twice");
+  LOOSELEAF_CHECK(twice == targets.end(), "block_mapping must name a destination once, ", *twice, " stands twice");
 }
 
 void copy_pairs(const std::vector<View>& sources, const std::vector<View>& targets, const std::vector<Pair>& pairs) {
@@ -153,7 +153,7 @@ void copy_blocks_op(std::vector<Tensor> caches, const Tensor& block_mapping_) {
   for (int64_t i = 0; i < block_mapping.sizes[0]; ++i) {
     const int64_t source = cells[i * block_mapping.strides[0]], target = cells[i * block_mapping.strides[0] + 1];
     if (source == -1 && target == -1) continue;
-    STD_TORCH_CHECK(source >= 0 && target >= 0, "block_mapping[", i, "] must be two blocks or -1 twice, was [", source, ", ",
+    LOOSELEAF_CHECK(source >= 0 && target >= 0, "block_mapping[", i, "] must be two blocks or -1 twice, was [", source, ", ",
                     target, "]");
     pairs.emplace_back(source, target);
     sources.push_back(source);
@@ -162,18 +162,18 @@ void copy_blocks_op(std::vector<Tensor> caches, const Tensor& block_mapping_) {
   check_pairs(pairs, least_blocks(views), least_blocks(views));
   std::sort(sources.begin(), sources.end());
   for (const Pair& pair : pairs)
-    STD_TORCH_CHECK(!std::binary_search(sources.begin(), sources.end(), pair.second),
+    LOOSELEAF_CHECK(!std::binary_search(sources.begin(), sources.end(), pair.second),
                     "block_mapping must not name a block as source and as destination, ", pair.second, " is both");
   if (!pairs.empty()) copy_pairs(views, views, pairs);
 }
 
 void swap_blocks_op(std::vector<Tensor> src, std::vector<Tensor> dst, const Tensor& block_mapping_) {
   const std::vector<View> sources = views_of("src", src), targets = views_of("dst", dst);
-  STD_TORCH_CHECK(sources.size() == targets.size(), "dst must have as many tensors as src, ", sources.size(), ", had ",
+  LOOSELEAF_CHECK(sources.size() == targets.size(), "dst must have as many tensors as src, ", sources.size(), ", had ",
                   targets.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     targets[i].check_type(targets[i].type == sources[i].type, "of the dtype of src");
-    STD_TORCH_CHECK(targets[i].dim == sources[i].dim &&
+    LOOSELEAF_CHECK(targets[i].dim == sources[i].dim &&
                         std::equal(sources[i].sizes + 1, sources[i].sizes + sources[i].dim, targets[i].sizes + 1),
                     "dst[", i, "] must have blocks of the shape of src[", i, "], was ", targets[i].shape());
   }

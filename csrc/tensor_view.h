@@ -1,5 +1,8 @@
 // A tensor as the operators see it: pointer, sizes, strides, element. And the checks that name the argument.
 //
+// The stable ABI does not show whether a tensor requires grad. One function of libc10 does, and a handle is a pointer to a
+// tensor, which is a pointer to what that function takes. A PyTorch without it cannot load the library, and Python says so.
+//
 // The Python wrappers make the same checks with finer error types, but only after an operator has refused: a good call
 // is checked once, here. Everything is checked before anything is written.
 #pragma once
@@ -7,14 +10,20 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <optional>
 #include <string>
 
 #include "looseleaf/element.h"
+#include "refusal.h"
 
 namespace looseleaf {
+
+extern "C" bool looseleaf_requires_grad(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
+
+inline bool requires_grad(const torch::stable::Tensor& tensor) {
+  return looseleaf_requires_grad(*reinterpret_cast<void* const*>(tensor.get()));
+}
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -59,7 +68,10 @@ struct View {
     dim = static_cast<int64_t>(shape.size());
     sizes = shape.data();
     strides = tensor_.strides().data();
-    STD_TORCH_CHECK(tensor_.is_cpu(), name, " must be on cpu as the other tensors are");
+    LOOSELEAF_CHECK(tensor_.is_cpu(), name, " must be on cpu as the other tensors are");
+    LOOSELEAF_CHECK(!requires_grad(tensor_) || !aoti_torch_grad_mode_is_enabled(), name,
+                    " requires grad, and no operator of looseleaf has a gradient; call it under torch.no_grad() or pass a "
+                    "detached tensor");
   }
 
   const void* data() const { return tensor->const_data_ptr(); }
@@ -83,11 +95,11 @@ struct View {
         ++actual;
       }
     }
-    STD_TORCH_CHECK(is_right, name, " must have the shape ", meaning, ", was ", shape());
-    STD_TORCH_CHECK(last() <= 1 || strides[dim - 1] == 1, name, " must have a contiguous last dimension");
+    LOOSELEAF_CHECK(is_right, name, " must have the shape ", meaning, ", was ", shape());
+    LOOSELEAF_CHECK(last() <= 1 || strides[dim - 1] == 1, name, " must have a contiguous last dimension");
   }
   void check_type(bool is_right, const char* meaning) const {
-    STD_TORCH_CHECK(is_right, name, " must be ", meaning, ", was ", name_of(type));
+    LOOSELEAF_CHECK(is_right, name, " must be ", meaning, ", was ", name_of(type));
   }
 };
 
@@ -100,7 +112,7 @@ inline std::optional<View> view_of(const char* name, const std::optional<Tensor>
 inline void check_caches(const View& k_cache, const View& v_cache) {
   k_cache.check_type(is_float(k_cache.type) || is_8bit(k_cache.type), "a float or an 8-bit dtype");
   k_cache.check_shape({-1, -1, -1, -1}, "[blocks, kv_heads, block_size, head_dim]");
-  STD_TORCH_CHECK(k_cache.sizes[1] > 0 && k_cache.sizes[2] > 0 && k_cache.sizes[3] > 0,
+  LOOSELEAF_CHECK(k_cache.sizes[1] > 0 && k_cache.sizes[2] > 0 && k_cache.sizes[3] > 0,
                   "k_cache must have heads, tokens and elements, was ", k_cache.shape());
   v_cache.check_type(v_cache.type == k_cache.type, "of the dtype of k_cache");
   v_cache.check_shape({k_cache.sizes[0], k_cache.sizes[1], k_cache.sizes[2], -1},
@@ -109,14 +121,14 @@ inline void check_caches(const View& k_cache, const View& v_cache) {
 
 inline const float* check_scale(const char* name, const std::optional<Tensor>& scale, const View& k_cache, int64_t* step) {
   const bool is_needed = is_8bit(k_cache.type);
-  STD_TORCH_CHECK(scale.has_value() == is_needed, name,
+  LOOSELEAF_CHECK(scale.has_value() == is_needed, name,
                   is_needed ? " is needed with 8-bit caches, was None" : " is for 8-bit caches, must be None with others");
   *step = 0;
   if (!is_needed) return nullptr;
   const View view(name, *scale);
   view.check_type(view.type == ScalarType::Float, "Float");
   const int64_t count = view.dim == 0 ? 1 : view.sizes[0];
-  STD_TORCH_CHECK(view.dim <= 1 && (count == 1 || (count == k_cache.sizes[1] && view.strides[0] == 1)), name,
+  LOOSELEAF_CHECK(view.dim <= 1 && (count == 1 || (count == k_cache.sizes[1] && view.strides[0] == 1)), name,
                   " must have 1 or kv_heads values side by side, was ", view.shape());
   *step = count == 1 ? 0 : 1;
   return static_cast<const float*>(view.data());
@@ -124,7 +136,7 @@ inline const float* check_scale(const char* name, const std::optional<Tensor>& s
 
 // Caches keep the dtype of the tensors outside, or an 8-bit one.
 inline void check_cache_type(const View& k_cache, ScalarType outside, const char* owner) {
-  STD_TORCH_CHECK(is_8bit(k_cache.type) || k_cache.type == outside, "k_cache and v_cache must be ", name_of(outside), " as ",
+  LOOSELEAF_CHECK(is_8bit(k_cache.type) || k_cache.type == outside, "k_cache and v_cache must be ", name_of(outside), " as ",
                   owner, " is, or an 8-bit dtype with scales; they were ", name_of(k_cache.type));
 }
 

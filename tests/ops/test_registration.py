@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.library import opcheck
 
-from looseleaf.ops import reference
+from looseleaf.errors import InvalidArgument
+from looseleaf.ops import native, reference
 from looseleaf.ops.schemas import SCHEMAS
 
 if TYPE_CHECKING:
@@ -108,3 +110,35 @@ def test_shapes_are_known_without_data(make_batch: Callable[..., PagedBatch]) ->
     assert (lse.shape, lse.dtype) == ((3, 4), torch.float32)
     merged = torch.ops.looseleaf.merge_states(out, lse, out, lse)
     assert [tensor.shape for tensor in merged] == [out.shape, lse.shape]
+
+
+@pytest.mark.parametrize("way", ["library", "pytorch"])
+@pytest.mark.parametrize("name", list(SCHEMAS))
+def test_direct_call_refuses_what_requires_grad(
+    make_batch: Callable[..., PagedBatch], monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    operator = getattr(torch.ops.looseleaf, name)
+    if way == "library":
+        assert native.load()
+    else:
+        monkeypatch.setattr(native, "load", lambda: False)
+        operator = native.native_first(name, getattr(reference, name))
+    arguments, options = _samples(make_batch)[name][0]
+    parameters = [parameter.name for parameter in getattr(torch.ops.looseleaf, name).default._schema.arguments]
+    named = dict(zip(parameters, arguments, strict=False)) | options
+    num_tried = 0
+    for parameter, value in named.items():
+        tensors = value if isinstance(value, list) else [value]
+        if not (isinstance(tensors[0], Tensor) and tensors[0].is_floating_point()):
+            continue
+        wrong = [tensor.clone().requires_grad_() for tensor in tensors]
+        before = [tensor.detach().clone() for tensor in wrong]
+        call = named | {parameter: wrong if isinstance(value, list) else wrong[0]}
+        with pytest.raises((RuntimeError, InvalidArgument), match=rf"^{parameter}(\[0\])? requires grad"):
+            operator(**call)
+        for tensor, copy in zip(wrong, before, strict=True):
+            assert torch.equal(tensor.detach().view(torch.uint8), copy.view(torch.uint8))
+        with torch.no_grad():
+            operator(**call)
+        num_tried += 1
+    assert num_tried >= 1

@@ -88,7 +88,7 @@ void accumulate(float* sums, int64_t sums_stride, int64_t num_rows, const float*
 
 // C[R][V vectors] = or += A[R][depth] x B[depth][V vectors], each row of B at b + t * b_stride.
 template <int R, int V, bool kAdd>
-inline void gemm_tile(float* c, int64_t c_stride, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+LOOSELEAF_NOINLINE void gemm_tile(float* c, int64_t c_stride, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
                       int64_t depth) {
   Vec sums[R][V];
   for (int r = 0; r < R; ++r)

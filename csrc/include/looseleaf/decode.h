@@ -194,7 +194,7 @@ void decode(const AttendArguments& a, const Part& part, const State& state, char
           float* row = state.rows + index * v_stride;
           weigh_row(scores + index * kScores, now->count, begin, end, static_cast<float>(position - now->first),
                     a.alibi_slopes == nullptr ? options : row_options(a, h * a.group() + g, h), state.largest + index, state.sums + index * kStateLanes,
-                    [&](float factor) { scale_row(row, v_stride, factor); });
+                    row, v_stride);
         }
       }
       with_rows(now->v, now->count, h * a.v.head_stride, a.v.dim, ahead_of(a.kv_heads + h),

@@ -11,6 +11,8 @@
 // Members and functions of types that several instruction sets share: never emitted on their own, so that the linker
 // cannot take one set's copy for another's.
 #define LOOSELEAF_INLINE inline __attribute__((always_inline))
+// For what several templates call: one copy in each set, or the library takes twice as long to compile.
+#define LOOSELEAF_NOINLINE __attribute__((noinline))
 
 namespace looseleaf {
 

@@ -68,7 +68,7 @@ inline void pack_values(const char* const* rows, int64_t offset, int64_t dim, in
 }
 
 template <bool kAdd>
-inline void gemm_rows(int vectors, float* c, int64_t c_stride, const float* a, int64_t a_stride, const float* b,
+LOOSELEAF_NOINLINE void gemm_rows(int vectors, float* c, int64_t c_stride, const float* a, int64_t a_stride, const float* b,
                       int64_t depth) {
   switch (vectors < kGemmVectors ? vectors : kGemmVectors) {
     case 1:
@@ -143,7 +143,7 @@ void prefill(const AttendArguments& a, const Tile& work, char* scratch, Unpack u
       float* to = sums + row * v_stride;
       weigh_row(scores + row * kTileKeys, used, a.first_key(position) - first, end < count ? end : count,
                 static_cast<float>(position - first), row_options(a, work.kv_head * group + row % group, work.kv_head),
-                largest + row, lane_sums + row * kStateLanes, [&](float factor) { scale_row(to, v_stride, factor); });
+                largest + row, lane_sums + row * kStateLanes, to, v_stride);
     }
     for (int64_t d = 0; d < a.v.dim; d += kPanel) {
       const int64_t left = (a.v.dim - d + Unit<T>::kSize - 1) / Unit<T>::kSize * Unit<T>::kSize / kLanes;

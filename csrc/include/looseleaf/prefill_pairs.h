@@ -134,7 +134,7 @@ void prefill_by_pairs(const AttendArguments& a, const Tile& work, char* scratch,
         float* sum_row = sums + r * v_stride;
         weigh_row(scores + r * kTileKeys, used, a.first_key(position) - first, end < count ? end : count,
                   static_cast<float>(position - first), row_options(a, work.kv_head * group + r % group, work.kv_head),
-                  largest + r, lane_sums + r * kStateLanes, [&](float factor) { scale_row(sum_row, v_stride, factor); });
+                  largest + r, lane_sums + r * kStateLanes, sum_row, v_stride);
         for (int64_t t = 0; t < padded; t += 16) {
           const int64_t left = used - t;
           const __mmask16 mask = left >= 16 ? 0xFFFF : left <= 0 ? 0 : first_lanes(static_cast<int>(left));

@@ -32,11 +32,15 @@ inline RowOptions row_options(const AttendArguments& a, int64_t q_head, int64_t 
           a.alibi_slopes == nullptr ? 0.0f : a.alibi_slopes[q_head] * kLog2E};
 }
 
+inline void scale_row(float* row, int64_t dim, float factor) {
+  for (int64_t d = 0; d < dim; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
+}
+
 // Turns scores[0, count) of keys first_key, first_key + 1, ... into weights; count is rounded up to whole vectors, with
-// weights of 0 there. Keys outside [begin, end) (relative to first_key) are hidden. `rescale(c)` scales the accumulator.
-template <class Rescale>
-inline void weigh_row(float* scores, int64_t count, int64_t begin, int64_t end, float distance, const RowOptions& options,
-                      float* largest_so_far, float* lane_sums, Rescale rescale) {
+// weights of 0 there. Keys outside [begin, end) (relative to first_key) are hidden. `row` is the accumulator.
+LOOSELEAF_NOINLINE void weigh_row(float* scores, int64_t count, int64_t begin, int64_t end, float distance,
+                                  const RowOptions& options, float* largest_so_far, float* lane_sums, float* row,
+                                  int64_t row_floats) {
   const Vec factor = broadcast(options.factor);
   float reference = *largest_so_far;
   Vec sums = load(lane_sums);
@@ -71,7 +75,7 @@ inline void weigh_row(float* scores, int64_t count, int64_t begin, int64_t end, 
       alignas(64) float scaled[kLanes];
       store(scaled, exp2(broadcast(reference - now)));
       sums = sums * broadcast(scaled[0]);
-      rescale(scaled[0]);
+      scale_row(row, row_floats, scaled[0]);
     }
     reference = now;
     *largest_so_far = now;
@@ -83,10 +87,6 @@ inline void weigh_row(float* scores, int64_t count, int64_t begin, int64_t end, 
     sums = sums + weight;
   }
   store(lane_sums, sums);
-}
-
-inline void scale_row(float* row, int64_t dim, float factor) {
-  for (int64_t d = 0; d < dim; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
 // What turns a row's accumulator into its result: x / divisor x factor. Divisor 0: the row saw no key.

@@ -63,7 +63,7 @@ SETS: dict[str, tuple[str, ...]] = {
 """Each set is one file of csrc/cpu, compiled with these flags; `avx512_vbmi` only helps the AVX-512 ones."""
 
 _DRIVER = ("cpu/attend.cpp", "cpu/dispatch.cpp", "cpu/moves.cpp", "cpu/plan.cpp", "cpu/threads.cpp")
-_OPERATORS = ("attend_op.cpp", "library.cpp", "moves_op.cpp")
+_OPERATORS = ("operators.cpp",)
 _FLAGS = (
     "-std=c++20",
     "-fPIC",
@@ -73,6 +73,8 @@ _FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+# Half the time of plain -O3, and the same speed: what the three passes would copy is branches that rarely turn.
+_KERNEL_FLAGS = ("-O3", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone")
 _STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # runs on PyTorch 2.10 and newer
 _LOCK_TIMEOUT_SECONDS = 300.0
 _COMPILER_TIMEOUT_SECONDS = 300
@@ -271,7 +273,7 @@ def _compile(
     definitions = [f"-DLOOSELEAF_{name.upper()}" for name in sets]
     torch_flags = (_STABLE_ABI, f"-isystem{include or installed / 'include'}")
     # The longest first, so that none is left alone at the end.
-    units = [(f"cpu/{name}.cpp", ("-O3", *SETS[name])) for name in sets]
+    units = [(f"cpu/{name}.cpp", (*_KERNEL_FLAGS, *SETS[name])) for name in sets]
     units += [(name, ("-O1", *torch_flags)) for name in _OPERATORS]
     units += [(name, ("-O2",)) for name in _DRIVER]
     with tempfile.TemporaryDirectory(prefix="looseleaf-") as scratch:
@@ -311,7 +313,7 @@ def _key(sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> str:
         compiler.path,
         compiler.version,
         platform.machine(),
-        repr((_FLAGS, SETS)),
+        repr((_FLAGS, _KERNEL_FLAGS, SETS)),
         repr(sets),
     ):
         content.update(part.encode() + b"\0")

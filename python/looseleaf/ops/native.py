@@ -10,6 +10,7 @@ import ctypes
 import threading
 import warnings
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidArgument
 from looseleaf.ops import build
+from looseleaf.ops.checks import check_no_grad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -106,16 +108,16 @@ def kernel_name(cache_dtype: torch.dtype) -> str:
     return str(name.decode())
 
 
-def accepts(*tensors: object) -> bool:
+def accepts(*tensors: Any) -> bool:  # noqa: ANN401 - what a user passed
     """Whether the compiled library can take a call with these tensors (None counts for nothing) and check it itself."""
     if _STATE.library is None:
         return False
-    refuses_grad = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (
-            not isinstance(tensor, Tensor) or not tensor.is_cpu or (refuses_grad and tensor.requires_grad)
-        ):
-            return False
+    try:
+        for tensor in tensors:
+            if tensor is not None and not tensor.is_cpu:
+                return False
+    except AttributeError:  # no tensor at all
+        return False
     return True
 
 
@@ -134,22 +136,25 @@ def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     Once the library is loaded, the dispatcher goes there by itself and this is called no more.
     """
+    names = tuple(signature(function).parameters)
 
     @wraps(function)
     def run(*arguments: object, **options: object) -> object:
-        if all(tensor.is_cpu for tensor in _tensors((*arguments, *options.values()))) and load():
+        tensors = dict(_named_tensors((*zip(names, arguments, strict=False), *options.items())))
+        if all(tensor.is_cpu for tensor in tensors.values()) and load():
             return getattr(torch.ops.looseleaf, name)(*arguments, **options)
+        check_no_grad(**tensors)
         return function(*arguments, **options)
 
     return run
 
 
-def _tensors(values: Iterable[object]) -> Iterable[Tensor]:
-    for value in values:
+def _named_tensors(arguments: Iterable[tuple[str, object]]) -> Iterable[tuple[str, Tensor]]:
+    for name, value in arguments:
         if isinstance(value, Tensor):
-            yield value
+            yield name, value
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            yield from _named_tensors((f"{name}[{index}]", part) for index, part in enumerate(value))
 
 
 def _open() -> ctypes.CDLL:
