@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from looseleaf.errors import InvalidArgument
 from looseleaf.ops import build, native
@@ -76,34 +79,94 @@ def test_forced_set_that_is_not_there_fails_the_call() -> None:
     assert "LOOSELEAF_ISA" in done.stderr
 
 
+def _stand_in(folder: Path) -> Path:
+    """A compiler that takes two seconds to copy this session's library: what is tested is everything around it."""
+    assert native.load()
+    library = native._STATE.library
+    assert library is not None
+    script = folder / "compiler"
+    script.write_text(f"""#!/bin/sh
+for argument; do
+    [ "$last" = -o ] && target=$argument
+    [ "$argument" = -shared ] && linked=yes
+    last=$argument
+done
+[ "$last" = --version ] && echo stand-in
+[ -z "$target" ] || : > "$target"
+[ -z "$linked" ] || {{ echo linked >> "{folder}/log"; sleep 2; cp "{library._name}" "$target"; }}
+""")
+    script.chmod(0o755)
+    return script
+
+
 def test_concurrent_processes_share_one_compilation_and_a_read_only_cache_serves(tmp_path: Path) -> None:
-    environment = os.environ | {"LOOSELEAF_CACHE": str(tmp_path), "LOOSELEAF_SETS": "portable"}
+    cache = tmp_path / "cache"
+    variables = {"LOOSELEAF_CACHE": str(cache), "CXX": str(_stand_in(tmp_path))}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", CALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", CALL],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
         )
-        for _ in range(2)
+        for _ in range(3)
     ]
     ended = [process.communicate() for process in processes]
-    assert [out.strip() for out, _ in ended] == ["portable 0"] * 2
+    kernels = native.kernel_name(torch.float32)
+    assert [out.strip() for out, _ in ended] == [f"{kernels} 0"] * 3
     assert sum("compiled in" in err for _, err in ended) == 1
-    libraries = list(tmp_path.rglob(build.LIBRARY_NAME))
+    assert (tmp_path / "log").read_text() == "linked\n"
+    libraries = list(cache.rglob(build.LIBRARY_NAME))
     assert len(libraries) == 1
 
-    tmp_path.chmod(0o555)
+    cache.chmod(0o555)
     try:
-        assert _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_SETS="portable") == ("portable 0", "")
+        assert _call(**variables) == (f"{kernels} 0", "")
     finally:
-        tmp_path.chmod(0o755)
+        cache.chmod(0o755)
     libraries[0].write_bytes(libraries[0].read_bytes()[:1000])  # half a file is no library: it is made again
-    out, err = _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_SETS="portable")
-    assert out == "portable 0"
+    out, err = _call(**variables)
+    assert out == f"{kernels} 0"
     assert "compiled in" in err
+
+
+def test_process_that_waits_too_long_compiles_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOSELEAF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(_stand_in(tmp_path)))
+    monkeypatch.setattr(build, "_LOCK_TIMEOUT_SECONDS", 0.1)
+    with ThreadPoolExecutor(2) as workers:
+        paths = list(workers.map(lambda _: build.build(), range(2)))
+    assert len(set(paths)) == 2
+    assert sum(path.is_relative_to(tmp_path) for path in paths) == 1
+    assert (tmp_path / "log").read_text() == "linked\n" * 2
+    for path in paths:
+        assert path.stat().st_size > 0
+        if not path.is_relative_to(tmp_path):
+            shutil.rmtree(path.parent)
+
+
+def test_other_compiler_flags_or_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "a.cpp").write_text("int a;")
+    old, new = build._Compiler("c++", "1"), build._Compiler("c++", "2")
+    keys = {
+        build._key(sources, old, ("avx2",)),
+        build._key(sources, new, ("avx2",)),
+        build._key(sources, old, ("avx2", "avx512")),
+    }
+    (sources / "a.cpp").write_text("int b;")
+    keys.add(build._key(sources, old, ("avx2",)))
+    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    keys.add(build._key(sources, old, ("avx2",)))
+    assert len(keys) == 5
 
 
 def test_cache_that_cannot_be_written_costs_a_compilation_and_no_more(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    out, err = _call(LOOSELEAF_CACHE=str(blocked), LOOSELEAF_SETS="portable")
-    assert out == "portable 0"
+    out, err = _call(LOOSELEAF_CACHE=str(blocked), CXX=str(_stand_in(tmp_path)))
+    assert out == f"{native.kernel_name(torch.float32)} 0"
     assert "this process compiles for itself" in err
+    assert "compiled in" in err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,7 @@ from looseleaf.ops import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 INT32 = torch.int32
 
@@ -128,7 +131,13 @@ def test_blocks_and_offsets_need_more_than_16_and_32_bits(far_pool: Tensor) -> N
     assert torch.equal(gathered, key)
 
 
-def test_compiled_graph_writes_in_place_and_agrees() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_graph_writes_in_place_and_agrees(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "inductor" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("inductor needs a C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     batch = _batch([40, 17], [1, 1], torch.float32)
     pool = torch.cat([batch["k_cache"][:, None], batch["v_cache"][:, None]], 1)
     key = torch.randn(2, 2, 64)
@@ -144,7 +153,8 @@ def test_compiled_graph_writes_in_place_and_agrees() -> None:
     eager_pool, compiled_pool = pool.clone(), pool.clone()
     expected = step(eager_pool, batch["q"])
     address = compiled_pool.data_ptr()
-    result = torch.compile(step, fullgraph=True, backend="aot_eager")(compiled_pool, batch["q"])
+    torch.compiler.reset()
+    result = torch.compile(step, fullgraph=True, backend=backend)(compiled_pool, batch["q"])
     assert torch.equal(result, expected)
     assert torch.equal(compiled_pool, eager_pool)
     assert compiled_pool.data_ptr() == address
