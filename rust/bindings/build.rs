@@ -1,4 +1,4 @@
-//! Copies the C++ sources into the output folder, from where maturin takes them into the wheel.
+//! Copies the C++ sources into the output folder, from where maturin takes them into the wheel; not what only checks them.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -18,6 +18,9 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     fs::create_dir_all(target)?;
     for entry in fs::read_dir(source)? {
         let entry = entry?;
+        if entry.file_name() == "check" {
+            continue;
+        }
         let to = target.join(entry.file_name());
         if entry.file_type()?.is_dir() {
             copy(&entry.path(), &to)?;

@@ -52,6 +52,16 @@ def test_prompt_and_decode_attend_to_what_was_written() -> None:
     assert cache.stats().num_available == 8
 
 
+def test_blocks_of_a_fresh_pool_stand_side_by_side() -> None:
+    """Memory is read fastest where a sequence's blocks are neighbors."""
+    cache = _cache()
+    first, second = cache.admit(list(range(14))), cache.admit(list(range(100, 109)))
+    _compute(cache, [first, second])
+    for blocks in (first.blocks, second.blocks):
+        assert blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+    assert (len(first.blocks), len(second.blocks)) == (4, 3)
+
+
 def test_token_after_a_full_block_takes_a_new_one() -> None:
     cache = _cache()
     sequence = cache.admit([1, 2, 3, 4, 5, 6, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,29 @@ def test_a_layer_is_one_tensor_with_the_null_block_first(dtype: torch.dtype) -> 
 
 def test_layers_start_at_a_page_of_memory() -> None:
     assert {layer.data_ptr() % 4096 for layer in KVStorage(5, 4, **SIZES, dtype=torch.float32).layers} == {0}
+
+
+def _flags_of_mapping(address: int) -> set[str]:
+    """What the kernel says about the mapping that holds an address: VmFlags in proc(5)."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            first, end = (int(part, 16) for part in name.split("-"))
+            is_inside = first <= address < end
+        elif is_inside and name == "VmFlags:":
+            return set(rest.split())
+    return set()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+def test_pools_are_private_memory_with_huge_pages_advised() -> None:
+    layer = KVStorage(512, 16, **SIZES | {"head_dim": 128}, dtype=torch.float32).layers[0]
+    assert layer.nbytes > 1 << 23
+    flags = _flags_of_mapping(layer.data_ptr() + layer.nbytes // 2)
+    assert "wr" in flags
+    assert "hg" in flags
+    assert "sh" not in flags
 
 
 def test_dtypes_and_devices_have_names() -> None:

@@ -57,6 +57,21 @@ def test_kernels_can_be_left_out_quietly(tmp_path: Path) -> None:
     assert _call(LOOSELEAF_CACHE=str(tmp_path), LOOSELEAF_KERNELS="none") == ("pytorch 0", "")
 
 
+def test_step_of_a_cache_runs_in_the_library() -> None:
+    script = """
+import torch
+from looseleaf import PagedKVCache
+from looseleaf.ops import native
+sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "num_blocks": 4, "block_size": 16}
+cache = PagedKVCache(**sizes, dtype=torch.float32, max_sequences=1, max_sequence_len=64, max_batch_tokens=64)
+step = cache.step([cache.admit([1, 2, 3])])
+assert not native.is_loaded()
+step.attend(0, torch.ones(3, 2, 8), torch.ones(3, 1, 8), torch.ones(3, 1, 8))
+assert native.is_loaded()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_unknown_values_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOSELEAF_KERNELS", "always")
     with pytest.raises(InvalidArgument, match="LOOSELEAF_KERNELS"):

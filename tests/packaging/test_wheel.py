@@ -144,13 +144,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"looseleaf/py.typed", "looseleaf/_core.pyi", "looseleaf/_core.abi3.so"} <= names
     assert {name.removeprefix("python/") for name in tracked} <= names
     assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {"looseleaf"}
-    strangers = {Path(name).suffix for name in names if name.startswith("looseleaf/")} - {
-        ".py",
-        ".pyi",
-        ".typed",
-        ".so",
-        "",
-    }
+    sources = {name for name in names if name.startswith("looseleaf/csrc/")}
+    assert {"looseleaf/csrc/operators.cpp", "looseleaf/csrc/cpu/portable.cpp"} <= sources
+    assert {Path(name).suffix for name in sources} == {".cpp", ".h"}
+    package = {name for name in names - sources if name.startswith("looseleaf/")}
+    strangers = {Path(name).suffix for name in package} - {".py", ".pyi", ".typed", ".so", ""}
     assert not strangers, strangers
     assert sum(name.endswith(".so") for name in names) == 1
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -162,6 +160,7 @@ def test_the_source_distribution_holds_both_crates_and_the_license(source: Path)
     needed = {"LICENSE", "README.md", "pyproject.toml", "Cargo.toml", "Cargo.lock", "PKG-INFO"}
     assert needed <= names
     assert {
+        "csrc/operators.cpp",
         "rust/core/Cargo.toml",
         "rust/core/src/lib.rs",
         "rust/bindings/Cargo.toml",
