@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from gates import Gates, interleaved, load
+from goals import Gates, interleaved, load
 from looseleaf import ops
 from looseleaf.ops import native
 from report import machine

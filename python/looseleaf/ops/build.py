@@ -73,7 +73,7 @@ _FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# What the two passes would copy is branches that rarely turn: less to compile, and the same speed. Cloning is needed: without
+# What the two passes would copy is branches that rarely turn: less to compile, same speed. Cloning is needed: without
 # it, 8-bit caches cost a fifth more.
 _KERNEL_FLAGS = ("-O3", "-fno-unswitch-loops", "-fno-split-loops")
 _STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # runs on PyTorch 2.10 and newer
