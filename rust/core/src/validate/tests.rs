@@ -35,10 +35,25 @@ fn damaged(damage: Damage) -> Result<(), Error> {
     locked.validate()
 }
 
+/// Each damage is refused with a text that contains what stands beside it.
+fn assert_noticed(damages: &[(&str, Damage)]) {
+    for &(expected, damage) in damages {
+        match damaged(damage) {
+            Err(Error::Corrupt { message }) => {
+                assert!(
+                    message.contains(expected),
+                    "expected {expected:?}: {message}"
+                );
+            }
+            answer => panic!("{expected:?} was not noticed: {answer:?}"),
+        }
+    }
+    assert_eq!(damaged(|_| ()), Ok(()));
+}
+
 #[test]
-fn every_damage_is_noticed() {
-    let cases: [(&str, Damage); 25] = [
-        // Places.
+fn damage_of_places_is_noticed() {
+    assert_noticed(&[
         ("place 2 is free: false", |locked| {
             locked.state.free_places.pop();
         }),
@@ -63,7 +78,12 @@ fn every_damage_is_noticed() {
         ("place 2 holds no sequence but blocks", |locked| {
             locked.state.sequences[2].num_blocks = 1;
         }),
-        // Lengths and tables.
+    ]);
+}
+
+#[test]
+fn damage_of_lengths_and_tables_is_noticed() {
+    assert_noticed(&[
         ("lengths of place 0", |locked| {
             locked.state.sequences[0].computed = 7;
         }),
@@ -88,7 +108,12 @@ fn every_damage_is_noticed() {
             let other = locked.state.tables.block(1, 0);
             locked.state.tables.exchange(0, 1, other);
         }),
-        // Copies and holds.
+    ]);
+}
+
+#[test]
+fn damage_of_copies_and_holds_is_noticed() {
+    assert_noticed(&[
         ("holds for 1 copies", |locked| {
             let source = locked.state.tables.block(0, 0);
             locked.state.holds.add(source, 1);
@@ -103,7 +128,12 @@ fn every_damage_is_noticed() {
             let pending = locked.state.pending[1].as_mut().expect("a copy");
             pending.column = 9;
         }),
-        // The pool.
+    ]);
+}
+
+#[test]
+fn damage_of_the_pool_and_the_cache_is_noticed() {
+    assert_noticed(&[
         ("credits for", |locked| locked.pool.add_credits(1)),
         ("in no place", |locked| {
             assert!(locked.pool.stack().pop(&mut [BlockId::NULL]));
@@ -116,7 +146,6 @@ fn every_damage_is_noticed() {
             let mut popped = [BlockId::NULL];
             assert_eq!(locked.pool.pop_claimed(&mut popped), Ok(1));
         }),
-        // The cache.
         ("in the idle list: false", |locked| {
             let cache = locked.state.cache.as_mut().expect("with a cache");
             let idle = cache.idle.oldest().next().expect("one is idle");
@@ -137,19 +166,7 @@ fn every_damage_is_noticed() {
             let cache = locked.state.cache.as_mut().expect("with a cache");
             assert!(cache.tree.remove(leaf).is_ok());
         }),
-    ];
-    for (expected, damage) in cases {
-        match damaged(damage) {
-            Err(Error::Corrupt { message }) => {
-                assert!(
-                    message.contains(expected),
-                    "expected {expected:?}: {message}"
-                );
-            }
-            answer => panic!("{expected:?} was not noticed: {answer:?}"),
-        }
-    }
-    assert_eq!(damaged(|_| ()), Ok(()));
+    ]);
 }
 
 #[test]
