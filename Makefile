@@ -110,7 +110,7 @@ compat: $(VENV)/built ## compile the kernels against the headers of the oldest P
 
 clean: ## remove what was built; .venv stays
 	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/built
-	rm -f python/looseleaf/_core*.so
+	rm -rf python/looseleaf/_core*.so python/looseleaf/csrc
 	find python tests benches examples -name __pycache__ -prune -exec rm -rf {} +
 
 setup: $(VENV)/built ## only set up: .venv, packages, the Rust extension

@@ -9,7 +9,7 @@ import pytest
 
 from looseleaf import Batch, BlockManager, OutOfBlocks, Sequence
 from looseleaf.allocator import BatchBuffers
-from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.errors import InvalidArgument, InvalidType, OutOfMemory
 
 INT32 = ("block_table", "seq_lens", "query_lens", "cu_query_lens", "copies")
 INT64 = ("slot_mapping", "positions", "token_ids")
@@ -199,3 +199,16 @@ def test_a_step_that_is_short_of_blocks_serves_a_prefix_if_asked_to() -> None:
     assert batch.num_sequences == 0
     with pytest.raises(InvalidArgument, match="oom is 'wait'"):
         manager.reserve(sequences, oom="wait")  # type: ignore[arg-type]
+
+
+def test_a_batch_larger_than_the_memory_is_refused_before_it_is_touched(
+    manager: BlockManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three rows of five columns, five further numbers in each row and one more; three arrays of ten tokens.
+    num_bytes = 4 * (3 * 10 + 1) + 8 * 3 * 10
+    monkeypatch.setattr("looseleaf.allocator.batch.available_host_memory", lambda: num_bytes - 1)
+    with pytest.raises(OutOfMemory) as refused:
+        manager.bind_batch(max_batch_tokens=10)
+    assert (refused.value.requested_bytes, refused.value.available_bytes) == (num_bytes, num_bytes - 1)
+    monkeypatch.setattr("looseleaf.allocator.batch.available_host_memory", lambda: num_bytes)
+    assert manager.bind_batch(max_batch_tokens=10).num_tokens == 0

@@ -61,3 +61,23 @@ def test_a_compressed_table_is_what_flashinfer_reads(manager: BlockManager, sequ
         manager.csr(sequences, indptr, indices[:3], last_page_len)
     with pytest.raises(InvalidArgument, match="overlap"):
         manager.csr(sequences, indptr, indptr, last_page_len)
+
+
+def test_the_arrays_of_a_bound_batch_are_refused(manager: BlockManager, sequences: list[Sequence]) -> None:
+    batch = manager.bind_batch(max_batch_tokens=16)
+    manager.reserve(sequences, 1)
+    before = batch.block_table.copy()
+    indptr, indices, last_page_len = (np.full(size, -7, np.int32) for size in (6, 8, 4))
+    for table in (batch.buffers.block_table[:3], batch.buffers.block_table[1:4]):
+        with pytest.raises(InvalidArgument, match="table overlaps the block_table of a bound batch"):
+            manager.gather_rows(sequences, table)
+    with pytest.raises(InvalidArgument, match="indptr overlaps the cu_query_lens of a bound batch"):
+        manager.csr(sequences, batch.buffers.cu_query_lens, indices, last_page_len)
+    with pytest.raises(InvalidArgument, match="last_page_len overlaps the seq_lens of a bound batch"):
+        manager.csr(sequences, indptr, indices, batch.buffers.seq_lens)
+    assert (batch.block_table == before).all()
+    # Once the batch is gone, its memory is anybody's.
+    table = batch.buffers.block_table
+    del batch
+    manager._batch = None
+    manager.gather_rows(sequences, table[:3])

@@ -368,3 +368,18 @@ def test_cache_and_its_tensors_go_when_the_last_step_goes() -> None:
     step.write(0, _rows([1, 2]), _rows([1, 2]))
     del step
     assert layer() is None
+
+
+def test_a_step_stands_whatever_the_manager_reserves_meanwhile() -> None:
+    cache = _cache()
+    first, other = cache.admit([1, 2, 3]), cache.admit([9, 9, 9])
+    _compute(cache, [first, other])
+    step = cache.step([first], tokens=[7])
+    slots = step.slot_mapping.tolist()
+    assert cache.manager.reserve([other], 1, tokens=[8]) == 1
+    assert step.slot_mapping.tolist() == slots
+    for layer in range(2):
+        step.attend(layer, *(_rows([0.0]), _rows([0.0]), _rows([7.0 * (layer + 1)])))
+    step.commit()
+    assert _content(cache, first) == [1.0, 2.0, 3.0, 7.0]
+    assert _content(cache, other) == [9.0, 9.0, 9.0]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 import numpy as np
 
 from looseleaf import _core
-from looseleaf.errors import InvalidArgument, InvalidType, OutOfMemory
+from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, OutOfMemory
+from looseleaf.host_memory import available_host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +86,8 @@ class Batch(Generic[Array]):
     def _bind(self, manager: _core.BlockManager, memory: _Memory) -> tuple[BatchBuffers[Array], _core.Batch]:
         rows, columns, num_tokens = manager.max_sequences, manager.max_blocks_per_sequence, self.max_batch_tokens
         allocate, as_numpy = memory
+        num_bytes = 4 * (rows * (columns + 5) + 1) + 8 * 3 * num_tokens
+        _check_memory(num_bytes)
         try:
             buffers: BatchBuffers[Array] = BatchBuffers(
                 block_table=allocate((rows, columns), "int32"),
@@ -97,7 +100,7 @@ class Batch(Generic[Array]):
                 copies=allocate((rows, 2), "int32"),
             )
         except MemoryError as error:
-            raise OutOfMemory(4 * (rows * (columns + 5) + 1) + 8 * 3 * num_tokens, 0, "cpu") from error
+            raise OutOfMemory(num_bytes, 0, "cpu") from error
         arrays = {name: as_numpy(getattr(buffers, name)) for name in BatchBuffers.__slots__}
         return buffers, _core.Batch(manager, num_tokens, **arrays)
 
@@ -204,3 +207,13 @@ def _backend(backend: Literal["numpy", "torch"], *, pin_memory: bool) -> _Memory
 
         return allocate, lambda tensor: tensor.numpy()
     raise InvalidArgument(f'backend is {backend!r}, must be "numpy" or "torch"')
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Refuse what the system promises and does not have: padding the buffers would end the process."""
+    try:
+        available = available_host_memory()
+    except LooseleafError:
+        return  # outside Linux
+    if num_bytes > available:
+        raise OutOfMemory(num_bytes, available, "cpu")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from looseleaf import ops
-from looseleaf.allocator import BlockManager, Sequence
+from looseleaf.allocator import Batch, BlockManager, Sequence
 from looseleaf.cache.step import Step
 from looseleaf.cache.storage import KVStorage, as_device, available_memory
 from looseleaf.cache.tables import DeviceTables
@@ -17,6 +17,8 @@ from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.sizing import memory_budget, num_blocks_for_budget
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from looseleaf.allocator import Namespace, Stats
     from looseleaf.allocator.manager import Integers, Sequences
 
@@ -46,7 +48,7 @@ class PagedKVCache:
         5
     """
 
-    __slots__ = ("_tables", "manager", "num_steps", "storage")
+    __slots__ = ("_batch", "_tables", "manager", "num_steps", "storage")
 
     def __init__(
         self,
@@ -116,8 +118,14 @@ class PagedKVCache:
         )
         is_gpu = self.storage.device.type == "cuda"
         with torch.inference_mode(mode=False):
-            batch = self.manager.bind_batch(max_batch_tokens=max_batch_tokens, backend="torch", pin_memory=is_gpu)
-            self._tables = DeviceTables(batch, self.storage.device)
+            # Not bind_batch: a step of the cache's is in it, which a reserve of somebody else's must not overwrite.
+            self._batch: Batch[Tensor] = Batch(
+                self.manager._core,  # noqa: SLF001 - one library
+                max_batch_tokens,
+                backend="torch",
+                pin_memory=is_gpu,
+            )
+            self._tables = DeviceTables(self._batch, self.storage.device)
         self.num_steps = 0
 
     def admit(
@@ -176,7 +184,7 @@ class PagedKVCache:
         # A copy: the caller may change the array or the list before the step is committed.
         sequences = sequences.copy() if isinstance(sequences, np.ndarray) else list(sequences)
         self._tables.wait()
-        self.manager.reserve(sequences, num_new, tokens=tokens)
+        self.manager.reserve(sequences, num_new, tokens=tokens, batch=self._batch)
         self.num_steps += 1
         self._tables.update()
         copies = self._tables.rows("copies")

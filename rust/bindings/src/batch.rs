@@ -6,7 +6,7 @@ use looseleaf_core::{BatchBuffers, BatchShape, BatchState};
 use pyo3::prelude::*;
 
 use crate::arguments::size;
-use crate::buffer::{BoundBuffer, check_disjoint};
+use crate::buffer::{BoundBuffer, NamedRange, check_disjoint};
 use crate::call::Managed;
 use crate::error::{invalid_argument, to_python};
 use crate::manager::BlockManager;
@@ -36,16 +36,16 @@ impl Arrays {
         }
     }
 
-    fn check_disjoint(&self) -> PyResult<()> {
-        check_disjoint([
-            ("block_table", self.block_table.byte_range()),
-            ("seq_lens", self.seq_lens.byte_range()),
-            ("query_lens", self.query_lens.byte_range()),
-            ("cu_query_lens", self.cu_query_lens.byte_range()),
-            ("slot_mapping", self.slot_mapping.byte_range()),
-            ("positions", self.positions.byte_range()),
-            ("token_ids", self.token_ids.byte_range()),
-            ("copies", self.copies.byte_range()),
+    fn ranges(&self) -> Arc<[NamedRange]> {
+        Arc::new([
+            self.block_table.named_range("block_table"),
+            self.seq_lens.named_range("seq_lens"),
+            self.query_lens.named_range("query_lens"),
+            self.cu_query_lens.named_range("cu_query_lens"),
+            self.slot_mapping.named_range("slot_mapping"),
+            self.positions.named_range("positions"),
+            self.token_ids.named_range("token_ids"),
+            self.copies.named_range("copies"),
         ])
     }
 }
@@ -68,6 +68,8 @@ impl BoundBatch {
 #[pyclass(frozen, module = "looseleaf._core")]
 pub(crate) struct Batch {
     manager: Arc<Managed>,
+    /// Its manager knows of them as long as this lives.
+    _ranges: Arc<[NamedRange]>,
     bound: Mutex<BoundBatch>,
 }
 
@@ -123,10 +125,14 @@ impl Batch {
             token_ids: BoundBuffer::new(token_ids, "token_ids")?,
             copies: BoundBuffer::new(copies, "copies")?,
         };
-        arrays.check_disjoint()?;
+        let ranges = arrays.ranges();
+        check_disjoint(&ranges)?;
+        manager.check_outside_batches(&ranges)?;
         let state = BatchState::new(shape, &mut arrays.as_buffers(py)).map_err(to_python)?;
+        manager.note_batch(&ranges);
         Ok(Self {
             manager,
+            _ranges: ranges,
             bound: Mutex::new(BoundBatch { arrays, state }),
         })
     }

@@ -1,5 +1,6 @@
 //! The one place with unsafe code: a writable array of the caller that Rust fills at every step.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
@@ -55,10 +56,13 @@ impl<T: Element> BoundBuffer<T> {
         self.exporter.shape()
     }
 
-    /// First byte and one past the last.
-    pub(crate) fn byte_range(&self) -> std::ops::Range<usize> {
+    /// Where it lies, under the name that messages call it.
+    pub(crate) fn named_range(&self, argument: &'static str) -> NamedRange {
         let start = self.elements.cast::<T>().as_ptr().addr();
-        start..start + self.elements.len() * size_of::<T>()
+        (
+            argument,
+            start..start + self.elements.len() * size_of::<T>(),
+        )
     }
 
     /// The elements, for writing.
@@ -82,10 +86,12 @@ impl<T: Element> BoundBuffer<T> {
     }
 }
 
-/// Refuses arrays of one call that overlap; each is given with the name that the message calls it.
-pub(crate) fn check_disjoint<const N: usize>(
-    mut arrays: [(&str, std::ops::Range<usize>); N],
-) -> PyResult<()> {
+/// First byte of an array and one past the last, with the name that messages call it.
+pub(crate) type NamedRange = (&'static str, Range<usize>);
+
+/// Refuses arrays of one call that overlap.
+pub(crate) fn check_disjoint(arrays: &[NamedRange]) -> PyResult<()> {
+    let mut arrays: Vec<&NamedRange> = arrays.iter().collect();
     arrays.sort_by_key(|(_, range)| range.start);
     for pair in arrays.windows(2) {
         if pair[0].1.end > pair[1].1.start {

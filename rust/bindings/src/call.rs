@@ -5,13 +5,14 @@
 //! mutex: what a call does under it is Rust alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use looseleaf_core::{BlockManager as CoreManager, Config, Error, Locked};
 use pyo3::prelude::*;
 
-use crate::error::{forked_process, panicked, to_python};
+use crate::buffer::NamedRange;
+use crate::error::{forked_process, invalid_argument, panicked, to_python};
 
 /// How often a process was forked on the way to this one. Relaxed: it changes only in a child that has one thread yet.
 static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
@@ -39,6 +40,8 @@ pub(crate) struct Managed {
     pub(crate) core: CoreManager,
     num_forks: u64,
     process: u32,
+    /// Where the arrays of each batch bound to it lie.
+    batches: Mutex<Vec<Weak<[NamedRange]>>>,
     /// For tests: whether short calls detach, too.
     detaches: AtomicBool,
 }
@@ -49,6 +52,7 @@ impl Managed {
             core: CoreManager::new(config)?,
             num_forks: NUM_FORKS.load(Ordering::Relaxed),
             process: std::process::id(),
+            batches: Mutex::default(),
             detaches: AtomicBool::new(false),
         }))
     }
@@ -99,6 +103,34 @@ impl Managed {
     ) -> PyResult<T> {
         self.check_process()?;
         answer(|| py.detach(|| run(&self.core)))
+    }
+
+    /// Notes the arrays of a batch, for as long as it lives.
+    pub(crate) fn note_batch(&self, arrays: &Arc<[NamedRange]>) {
+        let mut batches = self.batches();
+        batches.retain(|batch| batch.strong_count() > 0);
+        batches.push(Arc::downgrade(arrays));
+    }
+
+    /// Refuses arrays that are parts of a batch: a step writes only what differs from the step before, and would leave what
+    /// another call has written there.
+    pub(crate) fn check_outside_batches(&self, arrays: &[NamedRange]) -> PyResult<()> {
+        for batch in self.batches().iter().filter_map(Weak::upgrade) {
+            for (bound, theirs) in batch.iter() {
+                let overlaps =
+                    |(_, ours): &&NamedRange| ours.start < theirs.end && theirs.start < ours.end;
+                if let Some((name, _)) = arrays.iter().find(overlaps) {
+                    return Err(invalid_argument(format!(
+                        "{name} overlaps the {bound} of a bound batch, which only a step may write"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn batches(&self) -> MutexGuard<'_, Vec<Weak<[NamedRange]>>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For tests: short calls detach from here on, so that threads meet under the mutex.

@@ -257,6 +257,8 @@ impl BlockManager {
                 )));
             }
         };
+        self.managed
+            .check_outside_batches(&[table.named_range("table")])?;
         self.managed.call_attached(py, |locked| {
             locked.gather_rows(&handles, table.as_mut_slice(py), columns)
         })
@@ -274,11 +276,13 @@ impl BlockManager {
         let mut indptr = BoundBuffer::<i32>::new(indptr, "indptr")?;
         let mut indices = BoundBuffer::<i32>::new(indices, "indices")?;
         let mut last_page_len = BoundBuffer::<i32>::new(last_page_len, "last_page_len")?;
-        check_disjoint([
-            ("indptr", indptr.byte_range()),
-            ("indices", indices.byte_range()),
-            ("last_page_len", last_page_len.byte_range()),
-        ])?;
+        let ranges = [
+            indptr.named_range("indptr"),
+            indices.named_range("indices"),
+            last_page_len.named_range("last_page_len"),
+        ];
+        check_disjoint(&ranges)?;
+        self.managed.check_outside_batches(&ranges)?;
         self.managed.call_attached(py, |locked| {
             let mut table = PageTable {
                 indptr: indptr.as_mut_slice(py),
