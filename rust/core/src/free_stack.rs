@@ -29,6 +29,8 @@
 //!    belongs to a block that was popped since, by a thread that then read a later head, and leads to what was on top there,
 //!    with n blocks from it to the end. So a walk can become longer only.
 
+use std::hint::black_box;
+
 use crate::mutant;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, OwnLine};
 use crate::{BlockId, Config, Error};
@@ -191,6 +193,12 @@ impl FreeStack {
         }
         chain.first = block;
         chain.len += 1;
+    }
+
+    /// Reads the links of blocks that are about to be hung to a chain, so that the reads overlap.
+    pub(crate) fn fetch_links(&self, blocks: &[BlockId]) {
+        let links = blocks.iter().map(|&block| self.below(block).get());
+        black_box(links.fold(0, |sum, link| sum ^ link));
     }
 
     /// Puts a chain on top, with one compare-exchange.

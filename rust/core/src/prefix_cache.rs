@@ -19,7 +19,7 @@ use crate::prefix::{PrefixTree, Root};
 use crate::{BlockId, BlockPool, Error, Invalidated};
 
 /// Victims that are looked at together, so that the memory they stand in is fetched at once.
-const VICTIMS: usize = 32;
+const VICTIMS: usize = 64;
 
 /// The published blocks of a manager and the order of those without holders.
 #[derive(Debug)]
@@ -149,8 +149,10 @@ impl PrefixCache {
 
     /// Reads what giving up these blocks will read, so that the reads overlap.
     fn fetch(&self, pool: &BlockPool, victims: &[BlockId]) {
-        let num_idle = victims.iter().filter(|&&block| pool.is_idle(block));
-        black_box(num_idle.count());
+        // In loops of their own: no read waits for what another one finds.
+        black_box(victims.iter().filter(|&&block| pool.is_idle(block)).count());
+        let places = victims.iter().filter(|&&block| self.idle.contains(block));
+        black_box(places.count());
         self.tree.prefetch(victims);
     }
 
@@ -164,6 +166,8 @@ impl PrefixCache {
             victims.clear();
             victims.extend(self.idle.oldest().take(wanted));
             self.fetch(pool, &victims);
+            // Written here: behind each of these writes, the next block's word would wait for memory.
+            pool.stack().fetch_links(&victims);
             let mut freed = Chain::default();
             for &block in &victims {
                 // A descendant of a former victim is gone already.

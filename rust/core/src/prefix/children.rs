@@ -62,8 +62,7 @@ impl Children {
 
     /// Removes a node whose first block and anchor are still in the arena.
     pub(super) fn remove(&mut self, arena: &Arena, id: NodeId) {
-        let node = &arena[id];
-        let hash = (self.hash)(self.seed, node.anchor, node.tokens_at(0, self.block_size));
+        let hash = self.hash_of(arena, id);
         let found = self
             .table
             .find_entry(spread(hash), |entry| entry.node == id);
@@ -71,6 +70,19 @@ impl Children {
         if let Ok(found) = found {
             found.remove();
         }
+    }
+
+    /// Whether a node of the arena is there.
+    pub(super) fn contains(&self, arena: &Arena, id: NodeId) -> bool {
+        let entry = self
+            .table
+            .find(spread(self.hash_of(arena, id)), |entry| entry.node == id);
+        entry.is_some()
+    }
+
+    fn hash_of(&self, arena: &Arena, id: NodeId) -> u32 {
+        let node = &arena[id];
+        (self.hash)(self.seed, node.anchor, node.tokens_at(0, self.block_size))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -35,13 +35,27 @@ impl PrefixTree {
     /// them do: call this first when a few hundred blocks go that were not used for long.
     pub fn prefetch(&self, blocks: &[BlockId]) {
         let homes = blocks.iter().filter_map(|&block| self.home(block));
-        let nodes = homes.map(|home| &self.arena[home.node]);
-        // Of a node that goes, the run as well: its place in the table of children is found by its first tokens, and it is freed.
-        let reads = nodes.map(|node| match (&node.blocks[..], &node.tokens[..]) {
-            ([block], [token, ..]) => block.get() ^ token.cast_unsigned(),
-            _ => u32::from(node.first_child.is_nil()),
-        });
-        black_box(reads.fold(0, |sum, read| sum ^ read));
+        let nodes = homes.map(|home| home.node);
+        let goes = |&id: &NodeId| self.arena[id].len() == 1;
+        black_box(nodes.clone().filter(goes).count());
+        // A node that goes leaves the list of its siblings, then the table of children.
+        let going = nodes.filter(goes);
+        black_box(going.clone().fold(0, |sum, id| sum ^ self.read_around(id)));
+        let found = going.filter(|&id| self.children.contains(&self.arena, id));
+        black_box(found.count());
+    }
+
+    /// Reads the siblings of a node and the start of its run, by which it is found among the children and which is freed with it.
+    /// The answer has no meaning.
+    fn read_around(&self, id: NodeId) -> u32 {
+        let node = &self.arena[id];
+        let siblings = [node.next_sibling, node.previous_sibling];
+        let siblings = siblings.iter().filter_map(|&id| self.arena.get(id));
+        let start = match (node.blocks.first(), node.tokens.first()) {
+            (Some(block), Some(token)) => block.get() ^ token.cast_unsigned(),
+            _ => 0,
+        };
+        siblings.fold(start, |sum, sibling| sum ^ sibling.anchor.number())
     }
 
     /// Removes a node without children whose run is about to be empty.
