@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Iterator
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +20,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    """The compiled CPU kernels. Missing ones skip a test only where there is no compiler to make them with."""
+    from looseleaf.ops import build, native  # noqa: PLC0415
+
+    if not native.load():
+        try:
+            build._Compiler.find()
+        except build.KernelsUnavailable as error:
+            pytest.skip(f"needs the compiled CPU kernels, but {error.reason}")
+        pytest.fail("there is a C++ compiler, but no compiled library of CPU kernels")
+    assert native._STATE.library is not None
+    return native._STATE.library
 
 
 @pytest.fixture(scope="session")

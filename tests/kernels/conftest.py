@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from looseleaf.ops import native
-
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable, Iterator
 
 # All sets stand in the library that this session loads: the processor chooses one, these tests force the others.
@@ -19,41 +18,38 @@ os.environ.setdefault("LOOSELEAF_SETS", "all")
 SETS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 
-def force(name: str | None) -> bool:
+def force(library: ctypes.CDLL, name: str | None) -> bool:
     """Force a set; whether library and processor have it."""
-    assert native.load(), "the kernels' tests need the compiled library"
-    library = native._STATE.library
-    assert library is not None
     library.looseleaf_force_kernels(None if name is None else name.encode())
     return name is None or library.looseleaf_kernel_name(0) is not None
 
 
 @pytest.fixture
-def forced_set(request: pytest.FixtureRequest) -> Iterator[str]:
+def forced_set(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
     """Runs a test on the set that `indirect` parametrization names; skips where it is missing."""
-    is_there = force(request.param)
+    is_there = force(library, request.param)
     try:
         if not is_there:
             pytest.skip(f"this processor has no {request.param}")
         yield request.param
     finally:
-        force(None)
+        force(library, None)
 
 
 @pytest.fixture
-def each_set() -> Iterator[Callable[[], Iterator[str]]]:
+def each_set(library: ctypes.CDLL) -> Iterator[Callable[[], Iterator[str]]]:
     """Iterates over the sets that are there, each forced while it is current."""
 
     def sets() -> Iterator[str]:
         found = 0
         for name in SETS:
-            if force(name):
+            if force(library, name):
                 found += 1
                 yield name
         assert found > 0
 
     yield sets
-    force(None)
+    force(library, None)
 
 
 @pytest.fixture

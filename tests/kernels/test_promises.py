@@ -78,6 +78,7 @@ def test_error_does_not_grow_with_the_context() -> None:
     assert error_of(out, exact) <= 2e-6
 
 
+@pytest.mark.usefixtures("library")
 def test_a_split_sequence_is_combined(with_threads: Callable[[int], None]) -> None:
     batch = _batch([30000], [1], torch.float32)
     with_threads(1)
@@ -96,6 +97,7 @@ def test_query_says_which_kernels_run(forced_set: str) -> None:
         native.kernel_name(torch.float64)
 
 
+@pytest.mark.usefixtures("library")
 def test_choice_of_kernels_is_the_same_every_time() -> None:
     names = {native.kernel_name(torch.float32) for _ in range(3)}
     assert len(names) == 1

@@ -17,6 +17,7 @@ Environment variables:
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import platform
@@ -202,7 +203,8 @@ def build(sets: tuple[str, ...] | None = None) -> Path:
         sets: names of `SETS`; None for `chosen_sets()`.
 
     Returns:
-        The library's path: in the cache, or in a temporary folder where the cache cannot be written.
+        The library's path: in the cache, or in a temporary folder, removed at exit, where the cache cannot be
+        written.
 
     Raises:
         KernelsUnavailable: no sources, no compiler, a compiler that fails, or `LOOSELEAF_KERNELS` forbids to compile.
@@ -253,11 +255,8 @@ def _filled(folder: Path, sources: Path, compiler: _Compiler, sets: tuple[str, .
     except CacheFolderUnavailable as error:
         _report(f"{error}; this process compiles for itself")
         temporary = Path(tempfile.mkdtemp(prefix="looseleaf-"))
-        try:
-            fill(temporary)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        fill(temporary)
         return temporary
 
 
