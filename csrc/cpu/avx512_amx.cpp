@@ -15,6 +15,9 @@ namespace looseleaf {
 namespace avx512_amx {
 namespace {
 
+// GCC's tile loads do not tell the compiler that they read memory: without this, stores to it may come too late.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
 struct Product {
   static constexpr int64_t kRows = 32, kColumns = 32;
 
@@ -24,12 +27,14 @@ struct Product {
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } configuration;
+    finish_stores();
     _tile_loadconfig(&configuration);
   }
   ~Product() { _tile_release(); }
 
   template <bool kAdd>
   void run(float* c, int64_t c_stride, const BFloat* a, int64_t a_stride, const int32_t* packed, int64_t depth) const {
+    finish_stores();
     if constexpr (kAdd) {
       _tile_loadd(0, c, c_stride * 4);
       _tile_loadd(1, c + 16, c_stride * 4);
