@@ -8,9 +8,16 @@
 #include <cstdint>
 #include <cstring>
 
+// Functions that CUDA kernels call too.
+#if defined(__CUDACC__)
+#define LOOSELEAF_EVERYWHERE __host__ __device__
+#else
+#define LOOSELEAF_EVERYWHERE
+#endif
+
 // Members and functions of types that several instruction sets share: never emitted on their own, so that the linker
 // cannot take one set's copy for another's.
-#define LOOSELEAF_INLINE inline __attribute__((always_inline))
+#define LOOSELEAF_INLINE LOOSELEAF_EVERYWHERE inline __attribute__((always_inline))
 // For what several templates call: one copy in each set, or the library takes twice as long to compile.
 #define LOOSELEAF_NOINLINE __attribute__((noinline))
 
@@ -42,22 +49,24 @@ LOOSELEAF_INLINE bool is_8bit(Element element) { return bytes_of(element) == 1; 
 
 namespace {  // one copy for each instruction set: what the linker would merge must not contain AVX-512
 
-inline float float_from_bits(uint32_t bits) {
+LOOSELEAF_EVERYWHERE inline float float_from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
 
-inline uint32_t bits_of(float value) {
+LOOSELEAF_EVERYWHERE inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   return bits;
 }
 
-[[maybe_unused]] inline float to_float(BFloat value) { return float_from_bits(uint32_t{value.bits} << 16); }
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline float to_float(BFloat value) {
+  return float_from_bits(uint32_t{value.bits} << 16);
+}
 
 // fp16 has 5 exponent bits with bias 15: moved into place, the value is 2^112 too small. Infinity and NaN keep all ones.
-[[maybe_unused]] inline float to_float(Half value) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline float to_float(Half value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{value.bits & 0x7FFFu} << 13;
   const float scaled = float_from_bits(magnitude) * 0x1p112f;
@@ -65,14 +74,14 @@ inline uint32_t bits_of(float value) {
   return float_from_bits(bits_of(scaled) | special | sign);
 }
 
-[[maybe_unused]] inline BFloat to_bfloat(float value) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline BFloat to_bfloat(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16)};
 }
 
 // Rounds to `mantissa_bits` with gradual underflow below 2^least_exponent: adding a power of two does the rounding.
-inline float round_to(float magnitude, int mantissa_bits, int least_exponent) {
+LOOSELEAF_EVERYWHERE inline float round_to(float magnitude, int mantissa_bits, int least_exponent) {
   int exponent = static_cast<int>(bits_of(magnitude) >> 23) - 127;
   exponent = exponent < least_exponent ? least_exponent : exponent;
   const float rounder = float_from_bits(static_cast<uint32_t>(exponent + 23 - mantissa_bits + 127) << 23);
@@ -80,7 +89,7 @@ inline float round_to(float magnitude, int mantissa_bits, int least_exponent) {
   return shifted - rounder;
 }
 
-[[maybe_unused]] inline Half to_half(float value) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline Half to_half(float value) {
   const uint32_t bits = bits_of(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const float magnitude = float_from_bits(bits & 0x7FFFFFFFu);
@@ -92,7 +101,7 @@ inline float round_to(float magnitude, int mantissa_bits, int least_exponent) {
 
 // An 8-bit float with the given layout, without its sign: 4 exponent bits and bias 7, or 5 and 15.
 template <int kMantissaBits, int kBias>
-uint8_t encode_float8(float value, float largest, uint8_t not_a_number) {
+LOOSELEAF_EVERYWHERE uint8_t encode_float8(float value, float largest, uint8_t not_a_number) {
   const uint8_t sign = static_cast<uint8_t>((bits_of(value) >> 24) & 0x80u);
   float magnitude = float_from_bits(bits_of(value) & 0x7FFFFFFFu);
   if (!(magnitude == magnitude)) return static_cast<uint8_t>(sign | not_a_number);
@@ -107,7 +116,7 @@ uint8_t encode_float8(float value, float largest, uint8_t not_a_number) {
 }
 
 template <int kMantissaBits, int kBias>
-float decode_float8(uint8_t byte) {
+LOOSELEAF_EVERYWHERE float decode_float8(uint8_t byte) {
   const float sign = (byte & 0x80u) ? -1.0f : 1.0f;
   const uint32_t magnitude = byte & 0x7Fu;
   const uint32_t exponent = magnitude >> kMantissaBits;
@@ -116,7 +125,7 @@ float decode_float8(uint8_t byte) {
   return sign * (1.0f + fraction) * float_from_bits((exponent + 127u - kBias) << 23);
 }
 
-inline float to_float_8bit(Element element, uint8_t byte) {
+LOOSELEAF_EVERYWHERE inline float to_float_8bit(Element element, uint8_t byte) {
   switch (element) {
     case Element::kFloat8E4M3:
       return (byte & 0x7Fu) == 0x7Fu ? NAN : decode_float8<3, 7>(byte);
@@ -127,7 +136,7 @@ inline float to_float_8bit(Element element, uint8_t byte) {
   }
 }
 
-[[maybe_unused]] inline uint8_t encode_8bit(Element element, float value) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline uint8_t encode_8bit(Element element, float value) {
   switch (element) {
     case Element::kFloat8E4M3:
       return encode_float8<3, 7>(value, 448.0f, 0x7F);
@@ -141,7 +150,7 @@ inline float to_float_8bit(Element element, uint8_t byte) {
   }
 }
 
-[[maybe_unused]] inline float load_element(Element element, const char* address) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline float load_element(Element element, const char* address) {
   float value;
   uint16_t bits;
   switch (element) {
@@ -159,7 +168,7 @@ inline float to_float_8bit(Element element, uint8_t byte) {
   }
 }
 
-[[maybe_unused]] inline void store_element(Element element, char* address, float value) {
+[[maybe_unused]] LOOSELEAF_EVERYWHERE inline void store_element(Element element, char* address, float value) {
   uint16_t bits;
   switch (element) {
     case Element::kFloat32:
