@@ -1,9 +1,7 @@
 // The operators `attend` and `attend_out`: checks, then the driver on torch's threads.
 #include <cmath>
 
-#include "cpu/attend.h"
-#include "library.h"
-#include "tensor_view.h"
+#include "backend.h"
 
 namespace looseleaf {
 namespace {
@@ -26,7 +24,12 @@ void check_options(const Options& options, int64_t max_query_len) {
 }
 
 // Values: prefix sums, lengths, and the ids in the cells that will be read.
-void check_contents(const AttendArguments& a, int64_t max_query_len, int64_t num_blocks, int64_t columns) {
+void check_contents(backend::Call& call, AttendArguments a, int64_t max_query_len, int64_t num_blocks, int64_t columns) {
+  const int64_t num_cells = a.num_seqs == 0 ? 0 : (a.num_seqs - 1) * a.table_stride + columns;
+  a.cu_query_lens = static_cast<const int32_t*>(call.readable(a.cu_query_lens, 4 * (a.num_seqs + 1)));
+  a.seq_lens = static_cast<const int32_t*>(call.readable(a.seq_lens, 4 * a.num_seqs));
+  a.block_table = static_cast<const int32_t*>(call.readable(a.block_table, 4 * num_cells));
+  if (a.cu_query_lens == nullptr) return;
   LOOSELEAF_CHECK(a.cu_query_lens[0] == 0, "cu_query_lens[0] must be 0, was ", a.cu_query_lens[0]);
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     const int64_t query_len = a.query_len(seq), len = a.seq_lens[seq];
@@ -116,10 +119,8 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
   a.sinks = per_head("sinks", sinks, q_heads);
   a.alibi_slopes = per_head("alibi_slopes", alibi_slopes, q_heads);
   a.batch_invariant = options.batch_invariant;
-  check_contents(a, max_query_len, k_cache.sizes[0], block_table.sizes[1]);
-  const Kernels* kernels = kernels_for(a.cache_element);
-  LOOSELEAF_CHECK(kernels != nullptr, "LOOSELEAF_ISA names kernels that this processor or library does not have: ",
-                  forced_kernels());
+  backend::Call call(q_);
+  check_contents(call, a, max_query_len, k_cache.sizes[0], block_table.sizes[1]);
 
   const int64_t v_dim = v_cache.sizes[3];
   if (out_ == nullptr) {
@@ -140,7 +141,7 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
   LOOSELEAF_CHECK(a.out == nullptr || a.out != a.q, "out must not be the memory of q, which is read while out is filled");
   a.out_row_stride = out.stride_bytes(0);
   a.out_head_stride = out.stride_bytes(1);
-  attend(a, *kernels, torch_threads());
+  backend::attend(call, a, max_query_len);
 }
 
 std::tuple<Tensor, Tensor> attend_op(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
@@ -166,7 +167,7 @@ void attend_out_op(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(looseleaf, CPU, library) {
+LOOSELEAF_IMPLEMENT(library) {
   library.impl("attend", TORCH_BOX(&attend_op));
   library.impl("attend_out", TORCH_BOX(&attend_out_op));
 }

@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "cpu/moves.h"
-#include "library.h"
-#include "tensor_view.h"
+#include "backend.h"
+#include "block_shape.h"
 
 namespace looseleaf {
 namespace {
@@ -41,14 +40,40 @@ void write_op(const Tensor& k_, const Tensor& v_, const Tensor& k_cache_, const 
   const float* k_factor = check_scale("k_scale", k_scale, k_cache, &k_step);
   const float* v_factor = check_scale("v_scale", v_scale, k_cache, &v_step);
   const int64_t num_tokens = k.sizes[0], num_slots = k_cache.sizes[0] * k_cache.sizes[2];
-  const int64_t* slots = static_cast<const int64_t*>(slot_mapping.data());
-  for (int64_t i = 0; i < num_tokens; ++i)
+  backend::Call call(k_cache_);
+  const int64_t* slots = static_cast<const int64_t*>(call.readable(slot_mapping.data(), 8 * num_tokens));
+  for (int64_t i = 0; i < num_tokens && slots != nullptr; ++i)
     LOOSELEAF_CHECK(slots[i] >= -1 && slots[i] < num_slots, "slot_mapping[", i, "] must be in -1 to ", num_slots - 1,
                     " (-1 (skip) or a slot of the cache), was ", slots[i]);
   if (num_tokens == 0) return;
   const Transfer transfers[2] = {transfer_of(k, k_cache, k_factor, k_step, true),
                                  transfer_of(v, v_cache, v_factor, v_step, true)};
-  write(transfers, 2, slots, num_tokens, k_cache.sizes[1], k_cache.sizes[2], torch_threads());
+  backend::write(call, transfers, static_cast<const int64_t*>(slot_mapping.data()), num_tokens, k_cache.sizes[1],
+                 k_cache.sizes[2]);
+}
+
+// Values: prefix sums, and the ids in the cells that will be read.
+void check_tables(backend::Call& call, const View& block_table, const View& cu_seq_lens, int64_t num_blocks,
+                  int64_t block_size, int64_t num_rows) {
+  const int64_t num_seqs = block_table.sizes[0], stride = block_table.strides[0];
+  const int64_t num_cells = num_seqs == 0 ? 0 : (num_seqs - 1) * stride + block_table.sizes[1];
+  const int32_t* sums = static_cast<const int32_t*>(call.readable(cu_seq_lens.data(), 4 * (num_seqs + 1)));
+  const int32_t* table = static_cast<const int32_t*>(call.readable(block_table.data(), 4 * num_cells));
+  if (sums == nullptr) return;
+  LOOSELEAF_CHECK(sums[0] == 0, "cu_seq_lens[0] must be 0, was ", sums[0]);
+  for (int64_t seq = 0; seq < num_seqs; ++seq) {
+    const int64_t len = int64_t{sums[seq + 1]} - sums[seq];
+    LOOSELEAF_CHECK(len >= 0, "cu_seq_lens must never fall, went from ", sums[seq], " to ", sums[seq + 1]);
+    LOOSELEAF_CHECK(len <= block_table.sizes[1] * block_size, "the lengths in cu_seq_lens[", seq, "] must be at most ",
+                    block_table.sizes[1] * block_size, " (the columns of block_table x the block size), was ", len);
+    for (int64_t c = 0; c < (len + block_size - 1) / block_size; ++c) {
+      const int32_t block = table[seq * stride + c];
+      LOOSELEAF_CHECK(block >= 0 && block < num_blocks, "block_table[", seq, ", ", c,
+                      "] is in use and must name a block, 0 to ", num_blocks - 1, ", was ", block);
+    }
+  }
+  LOOSELEAF_CHECK(sums[num_seqs] <= num_rows, "cu_seq_lens[-1] must be at most ", num_rows,
+                  ", the rows of k_out, was ", sums[num_seqs]);
 }
 
 void gather_op(const Tensor& k_cache_, const Tensor& v_cache_, const Tensor& block_table_, const Tensor& cu_seq_lens_,
@@ -69,31 +94,18 @@ void gather_op(const Tensor& k_cache_, const Tensor& v_cache_, const Tensor& blo
   int64_t k_step, v_step;
   const float* k_factor = check_scale("k_scale", k_scale, k_cache, &k_step);
   const float* v_factor = check_scale("v_scale", v_scale, k_cache, &v_step);
-  const int32_t* sums = static_cast<const int32_t*>(cu_seq_lens.data());
-  const int32_t* table = static_cast<const int32_t*>(block_table.data());
-  LOOSELEAF_CHECK(sums[0] == 0, "cu_seq_lens[0] must be 0, was ", sums[0]);
-  for (int64_t seq = 0; seq < num_seqs; ++seq) {
-    const int64_t len = int64_t{sums[seq + 1]} - sums[seq];
-    LOOSELEAF_CHECK(len >= 0, "cu_seq_lens must never fall, went from ", sums[seq], " to ", sums[seq + 1]);
-    LOOSELEAF_CHECK(len <= block_table.sizes[1] * block_size, "the lengths in cu_seq_lens[", seq, "] must be at most ",
-                    block_table.sizes[1] * block_size, " (the columns of block_table x the block size), was ", len);
-    for (int64_t c = 0; c < (len + block_size - 1) / block_size; ++c) {
-      const int32_t block = table[seq * block_table.strides[0] + c];
-      LOOSELEAF_CHECK(block >= 0 && block < num_blocks, "block_table[", seq, ", ", c,
-                      "] is in use and must name a block, 0 to ", num_blocks - 1, ", was ", block);
-    }
-  }
-  LOOSELEAF_CHECK(sums[num_seqs] <= k_out.sizes[0], "cu_seq_lens[-1] must be at most ", k_out.sizes[0],
-                  ", the rows of k_out, was ", sums[num_seqs]);
+  backend::Call call(k_cache_);
+  check_tables(call, block_table, cu_seq_lens, num_blocks, block_size, k_out.sizes[0]);
   const Transfer transfers[2] = {transfer_of(k_out, k_cache, k_factor, k_step, false),
                                  transfer_of(v_out, v_cache, v_factor, v_step, false)};
-  gather(transfers, 2, table, block_table.strides[0], sums, num_seqs, k_cache.sizes[1], block_size, torch_threads());
+  backend::gather(call, transfers, static_cast<const int32_t*>(block_table.data()), block_table.strides[0],
+                  static_cast<const int32_t*>(cu_seq_lens.data()), num_seqs, k_out.sizes[0], k_cache.sizes[1], block_size);
 }
 
-std::vector<View> views_of(const char* name, const std::vector<Tensor>& tensors) {
+std::vector<View> views_of(const char* name, const std::vector<Tensor>& tensors, Where where) {
   std::vector<View> views;
   for (const Tensor& tensor : tensors) {
-    views.emplace_back(name, tensor);
+    views.emplace_back(name, tensor, where);
     const View& view = views.back();
     LOOSELEAF_CHECK(view.dim >= 2 && view.dim <= BlockShape::kMaxDims, name, " must have the shape [blocks, ...], was ",
                     view.shape());
@@ -108,67 +120,68 @@ int64_t least_blocks(const std::vector<View>& views) {
   return least;
 }
 
-using Pair = std::pair<int64_t, int64_t>;
-
 // Each pair names a block on either side, and no destination stands twice.
-void check_pairs(const std::vector<Pair>& pairs, int64_t num_sources, int64_t num_targets) {
+void check_pairs(const std::vector<BlockPair>& pairs, int64_t num_sources, int64_t num_targets) {
   std::vector<int64_t> targets;
-  for (const Pair& pair : pairs) {
-    LOOSELEAF_CHECK(pair.first >= 0 && pair.first < num_sources, "block_mapping[:, 0] must be in 0 to ", num_sources - 1,
-                    " (a block of the source), was ", pair.first);
-    LOOSELEAF_CHECK(pair.second >= 0 && pair.second < num_targets, "block_mapping[:, 1] must be in 0 to ", num_targets - 1,
-                    " (a block of the destination), was ", pair.second);
-    targets.push_back(pair.second);
+  for (const BlockPair& pair : pairs) {
+    LOOSELEAF_CHECK(pair.source >= 0 && pair.source < num_sources, "block_mapping[:, 0] must be in 0 to ", num_sources - 1,
+                    " (a block of the source), was ", pair.source);
+    LOOSELEAF_CHECK(pair.target >= 0 && pair.target < num_targets, "block_mapping[:, 1] must be in 0 to ", num_targets - 1,
+                    " (a block of the destination), was ", pair.target);
+    targets.push_back(pair.target);
   }
   std::sort(targets.begin(), targets.end());
   const auto twice = std::adjacent_find(targets.begin(), targets.end());
   LOOSELEAF_CHECK(twice == targets.end(), "block_mapping must name a destination once, ", *twice, " stands twice");
 }
 
-void copy_pairs(const std::vector<View>& sources, const std::vector<View>& targets, const std::vector<Pair>& pairs) {
-  std::vector<BlockShape> shapes;
-  std::vector<char*> addresses;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    shapes.push_back(block_shape(sources[i].dim - 1, sources[i].sizes + 1, sources[i].strides + 1, targets[i].strides + 1,
-                                 sources[i].bytes()));
-    addresses.push_back(static_cast<char*>(targets[i].mutable_data()));
-  }
-  const int64_t num_tensors = static_cast<int64_t>(sources.size()), num_pairs = static_cast<int64_t>(pairs.size());
-  torch_threads()(num_tensors, [&](int64_t i) {
-    const char* from = static_cast<const char*>(sources[i].data());
-    for (int64_t p = 0; p < num_pairs; ++p)
-      copy_block(shapes[i], from + pairs[p].first * sources[i].stride_bytes(0),
-                 addresses[i] + pairs[p].second * targets[i].stride_bytes(0));
-  });
+std::vector<BlockTensors> block_tensors(const std::vector<View>& sources, const std::vector<View>& targets) {
+  std::vector<BlockTensors> tensors;
+  for (size_t i = 0; i < sources.size(); ++i)
+    tensors.push_back({static_cast<const char*>(sources[i].data()), static_cast<char*>(targets[i].mutable_data()),
+                       sources[i].stride_bytes(0), targets[i].stride_bytes(0),
+                       block_shape(sources[i].dim - 1, sources[i].sizes + 1, sources[i].strides + 1, targets[i].strides + 1,
+                                   sources[i].bytes())});
+  return tensors;
 }
 
-void copy_blocks_op(std::vector<Tensor> caches, const Tensor& block_mapping_) {
-  const std::vector<View> views = views_of("caches", caches);
-  const View block_mapping("block_mapping", block_mapping_);
-  block_mapping.check_type(block_mapping.type == ScalarType::Int, "Int");
-  block_mapping.check_shape({-1, 2}, "[copies, 2]");
-  const int32_t* cells = static_cast<const int32_t*>(block_mapping.data());
-  std::vector<Pair> pairs;
+// Values of the pairs of `copy_blocks`.
+void check_copies(const int32_t* cells, int64_t stride, int64_t num_pairs, int64_t num_blocks) {
+  std::vector<BlockPair> pairs;
   std::vector<int64_t> sources;
-  for (int64_t i = 0; i < block_mapping.sizes[0]; ++i) {
-    const int64_t source = cells[i * block_mapping.strides[0]], target = cells[i * block_mapping.strides[0] + 1];
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    const int64_t source = cells[i * stride], target = cells[i * stride + 1];
     if (source == -1 && target == -1) continue;
     LOOSELEAF_CHECK(source >= 0 && target >= 0, "block_mapping[", i, "] must be two blocks or -1 twice, was [", source, ", ",
                     target, "]");
-    pairs.emplace_back(source, target);
+    pairs.push_back({source, target});
     sources.push_back(source);
   }
-  if (views.empty()) return;
-  check_pairs(pairs, least_blocks(views), least_blocks(views));
+  check_pairs(pairs, num_blocks, num_blocks);
   std::sort(sources.begin(), sources.end());
-  for (const Pair& pair : pairs)
-    LOOSELEAF_CHECK(!std::binary_search(sources.begin(), sources.end(), pair.second),
-                    "block_mapping must not name a block as source and as destination, ", pair.second, " is both");
-  if (!pairs.empty()) copy_pairs(views, views, pairs);
+  for (const BlockPair& pair : pairs)
+    LOOSELEAF_CHECK(!std::binary_search(sources.begin(), sources.end(), pair.target),
+                    "block_mapping must not name a block as source and as destination, ", pair.target, " is both");
+}
+
+void copy_blocks_op(std::vector<Tensor> caches, const Tensor& block_mapping_) {
+  const std::vector<View> views = views_of("caches", caches, Where::kDevice);
+  const View block_mapping("block_mapping", block_mapping_);
+  block_mapping.check_type(block_mapping.type == ScalarType::Int, "Int");
+  block_mapping.check_shape({-1, 2}, "[copies, 2]");
+  if (views.empty()) return;
+  backend::Call call(block_mapping_);
+  const int64_t num_pairs = block_mapping.sizes[0], stride = block_mapping.strides[0];
+  const int64_t num_cells = num_pairs == 0 ? 0 : (num_pairs - 1) * stride + 2;
+  const int32_t* cells = static_cast<const int32_t*>(call.readable(block_mapping.data(), 4 * num_cells));
+  if (cells != nullptr) check_copies(cells, stride, num_pairs, least_blocks(views));
+  if (num_pairs != 0)
+    backend::copy_blocks(call, block_tensors(views, views), static_cast<const int32_t*>(block_mapping.data()), stride,
+                         num_pairs);
 }
 
 void swap_blocks_op(std::vector<Tensor> src, std::vector<Tensor> dst, const Tensor& block_mapping_) {
-  const std::vector<View> sources = views_of("src", src), targets = views_of("dst", dst);
+  const std::vector<View> sources = views_of("src", src, Where::kAnywhere), targets = views_of("dst", dst, Where::kAnywhere);
   LOOSELEAF_CHECK(sources.size() == targets.size(), "dst must have as many tensors as src, ", sources.size(), ", had ",
                   targets.size());
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -177,16 +190,18 @@ void swap_blocks_op(std::vector<Tensor> src, std::vector<Tensor> dst, const Tens
                         std::equal(sources[i].sizes + 1, sources[i].sizes + sources[i].dim, targets[i].sizes + 1),
                     "dst[", i, "] must have blocks of the shape of src[", i, "], was ", targets[i].shape());
   }
-  const View block_mapping("block_mapping", block_mapping_);
+  const View block_mapping("block_mapping", block_mapping_, Where::kHost);
   block_mapping.check_type(block_mapping.type == ScalarType::Long, "Long");
   block_mapping.check_shape({-1, 2}, "[copies, 2]");
   const int64_t* cells = static_cast<const int64_t*>(block_mapping.data());
-  std::vector<Pair> pairs;
+  std::vector<BlockPair> pairs;
   for (int64_t i = 0; i < block_mapping.sizes[0]; ++i)
-    pairs.emplace_back(cells[i * block_mapping.strides[0]], cells[i * block_mapping.strides[0] + 1]);
+    pairs.push_back({cells[i * block_mapping.strides[0]], cells[i * block_mapping.strides[0] + 1]});
   if (sources.empty()) return;
   check_pairs(pairs, least_blocks(sources), least_blocks(targets));
-  if (!pairs.empty()) copy_pairs(sources, targets, pairs);
+  if (pairs.empty()) return;
+  backend::Call call(src[0].is_cpu() ? dst[0] : src[0]);
+  backend::swap_blocks(call, block_tensors(sources, targets), pairs);
 }
 
 std::tuple<Tensor, Tensor> merge_states_op(const Tensor& out_a_, const Tensor& lse_a_, const Tensor& out_b_,
@@ -218,13 +233,14 @@ std::tuple<Tensor, Tensor> merge_states_op(const Tensor& out_a_, const Tensor& l
                                     out_a.sizes[1],
                                     out_a.sizes[2],
                                     element_of(out_a.type)};
-  merge_states(arguments, torch_threads());
+  backend::Call call(out_a_);
+  backend::merge_states(call, arguments);
   return {out, lse};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(looseleaf, CPU, library) {
+LOOSELEAF_IMPLEMENT(library) {
   library.impl("write", TORCH_BOX(&write_op));
   library.impl("gather", TORCH_BOX(&gather_op));
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks_op));

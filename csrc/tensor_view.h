@@ -55,6 +55,25 @@ inline Element element_of(ScalarType type) {
   }
 }
 
+// Where a tensor may be. The operators' files are compiled for one device at a time.
+enum class Where { kDevice, kHost, kAnywhere };
+
+inline bool is_there(const Tensor& tensor, Where where) {
+  if (where == Where::kAnywhere) return true;
+#if defined(LOOSELEAF_ON_CUDA)
+  if (where == Where::kDevice) return tensor.is_cuda();
+#endif
+  return tensor.is_cpu();
+}
+
+inline const char* name_of(Where where) {
+#if defined(LOOSELEAF_ON_CUDA)
+  if (where == Where::kDevice) return "cuda";
+#endif
+  static_cast<void>(where);
+  return "cpu";
+}
+
 struct View {
   const char* name;
   const Tensor* tensor;
@@ -63,12 +82,14 @@ struct View {
   const int64_t* sizes;
   const int64_t* strides;
 
-  View(const char* name_, const Tensor& tensor_) : name(name_), tensor(&tensor_), type(tensor_.scalar_type()) {
+  View(const char* name_, const Tensor& tensor_, Where where = Where::kDevice)
+      : name(name_), tensor(&tensor_), type(tensor_.scalar_type()) {
     const auto shape = tensor_.sizes();
     dim = static_cast<int64_t>(shape.size());
     sizes = shape.data();
     strides = tensor_.strides().data();
-    LOOSELEAF_CHECK(tensor_.is_cpu(), name, " must be on cpu as the other tensors are");
+    LOOSELEAF_CHECK(is_there(tensor_, where), name, " must be on ", name_of(where),
+                    where == Where::kDevice ? " as the other tensors are" : "");
     LOOSELEAF_CHECK(!requires_grad(tensor_) || !aoti_torch_grad_mode_is_enabled(), name,
                     " requires grad, and no operator of looseleaf has a gradient; call it under torch.no_grad() or pass a "
                     "detached tensor");

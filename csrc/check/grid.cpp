@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/attend.h"
+#include "block_shape.h"
 #include "cpu/moves.h"
 
 namespace looseleaf {

@@ -85,22 +85,6 @@ void gather(const Transfer* transfers, int64_t num_transfers, const int32_t* blo
   });
 }
 
-BlockShape block_shape(int64_t num_dims, const int64_t* sizes, const int64_t* source_strides,
-                       const int64_t* target_strides, int64_t element_bytes) {
-  BlockShape shape = {};
-  shape.run_bytes = element_bytes;
-  int64_t d = num_dims - 1;
-  while (d >= 0 && (sizes[d] == 1 || (source_strides[d] * element_bytes == shape.run_bytes &&
-                                      target_strides[d] * element_bytes == shape.run_bytes)))
-    shape.run_bytes *= sizes[d--];
-  for (int64_t i = 0; i <= d; ++i) {
-    shape.sizes[shape.num_dims] = sizes[i];
-    shape.source_strides[shape.num_dims] = source_strides[i] * element_bytes;
-    shape.target_strides[shape.num_dims++] = target_strides[i] * element_bytes;
-  }
-  return shape;
-}
-
 void copy_block(const BlockShape& shape, const char* source, char* target) {
   int64_t at[BlockShape::kMaxDims] = {};
   for (int i = 0; i < shape.num_dims; ++i)
