@@ -30,12 +30,14 @@ enum class Order { kRoundRobin, kReverse, kRandom };
 struct Settings {
   Order order = Order::kRoundRobin;
   uint64_t seed = 0;
+  int64_t processors = 4;  // that the card pretends to have: launches take so many blocks
 };
 Settings& settings();
 
 // What has been executed since `counts() = {}`: evidence for tests that look at what a kernel does.
 struct Counts {
-  int64_t matrix_products = 0, matrix_loads = 0, bank_conflicts = 0, async_copies = 0;
+  int64_t matrix_products = 0, matrix_loads = 0, bank_conflicts = 0;
+  int64_t async_copies = 0;  // that read memory
 };
 Counts& counts();
 

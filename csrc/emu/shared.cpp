@@ -131,7 +131,7 @@ void copy_async(void* target, const void* source, int bytes, int source_bytes, P
   std::memset(target, 0xFF, static_cast<size_t>(bytes));
   thread.copies.push_back(
       {static_cast<char*>(target), static_cast<const char*>(source), bytes, source_bytes, thread.open_group, place});
-  ++counts().async_copies;
+  counts().async_copies += source_bytes > 0;
 }
 
 void commit_copies() { ++running().current->open_group; }

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from looseleaf.ops.schemas import SCHEMAS
 
 NAMESPACE = "looseleaf_emulated"
 EMULATOR = ("emu/block.cpp", "emu/fiber.cpp", "emu/shared.cpp", "emu/warp.cpp")
-KERNELS = ("cuda/moves.cu",)
+KERNELS = ("cuda/attend_mma.cu", "cuda/attend_simt.cu", "cuda/attend.cu", "cuda/moves.cu")
 ORDERS = {"round-robin": 0, "reverse": 1, "random": 2}
 _FLAGS = (
     "-std=c++20",
@@ -103,14 +104,33 @@ def load() -> ctypes.CDLL:
     path = folder / "looseleaf_emulated.so"
     torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     library = ctypes.CDLL(str(path))
-    library.looseleaf_emulate.argtypes = [ctypes.c_int32, ctypes.c_uint64]
+    library.looseleaf_emulate.argtypes = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64]
     library.looseleaf_emulate.restype = None
+    library.looseleaf_counts.argtypes = [ctypes.POINTER(ctypes.c_int64)]
+    library.looseleaf_counts.restype = None
     return library
 
 
 _KEPT: list[torch.library.Library] = []
 
 
-def schedule(order: str, seed: int = 0) -> None:
-    """Say who runs first from now on."""
-    load().looseleaf_emulate(ORDERS[order], seed)
+def schedule(order: str, seed: int = 0, processors: int = 4) -> None:
+    """Say who runs first from now on, and how many multiprocessors there are."""
+    load().looseleaf_emulate(ORDERS[order], seed, processors)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What kernels executed."""
+
+    matrix_products: int
+    matrix_loads: int
+    bank_conflicts: int
+    async_copies: int
+
+
+def take_counts() -> Counts:
+    """What was executed since the last call."""
+    counts = (ctypes.c_int64 * 4)()
+    load().looseleaf_counts(counts)
+    return Counts(*counts)

@@ -59,13 +59,13 @@ def _lengths(case: dict[str, Any]) -> list[int]:
     }[case["lengths"]]
 
 
-def _query_lens(case: dict[str, Any], lengths: list[int], rng: random.Random) -> list[int]:
+def _query_lens(case: dict[str, Any], lengths: list[int], rng: random.Random, most_rows: int) -> list[int]:
     kind = case["queries"]
     wanted = []
     for index, length in enumerate(lengths):
         own = ("decode", "verify", "chunk", "none")[index % 4] if kind == "mixed" else kind
         most = {"decode": 1, "verify": 4, "chunk": 70, "whole": length, "none": 0}[own]
-        wanted.append(min(most, length, 150 if own == "whole" else most))
+        wanted.append(min(most, length, most_rows))
     if kind == "verify":
         wanted[rng.randrange(len(wanted))] += 2  # rows that may stand before every key
     return wanted
@@ -104,7 +104,7 @@ def _options(case: dict[str, Any], q_heads: int, generator: torch.Generator) -> 
     )
 
 
-def _build(case: dict[str, Any], seed: int) -> Batch:
+def _build(case: dict[str, Any], seed: int, most_rows: int = 150) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     rng = random.Random(seed)
     dtype, size, kv_heads, head_dim = case["dtype"], case["block_size"], case["kv_heads"], case["head_dim"]
@@ -112,7 +112,7 @@ def _build(case: dict[str, Any], seed: int) -> Batch:
     cache_dtype = EIGHT_BIT.get(case["cache"], dtype)
     q_heads = kv_heads * case["group"]
     lengths = _lengths(case)
-    query_lens = _query_lens(case, lengths, rng)
+    query_lens = _query_lens(case, lengths, rng, most_rows)
     used = [-(-length // size) for length in lengths]
     num_blocks = sum(used) + 3
     k_cache, v_cache = _cache(case, num_blocks, cache_dtype, (head_dim, v_head_dim))

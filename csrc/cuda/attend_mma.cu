@@ -1,0 +1,48 @@
+// Instances of the attention kernel on tensor cores: 2 elements x (3 dims with one column tile, 2 of them with two).
+#include "attend_kernels.h"
+#include "looseleaf/attend_mma.h"
+
+namespace looseleaf::cuda {
+namespace {
+
+template <class Shape>
+const char* run(const AttendArguments& a, const Plan& plan, void* stream) {
+  static_assert(Shape::kSharedBytes <= kMostSharedBytes);
+  return launch(attend_mma_kernel<Shape>, dim3(static_cast<unsigned>(plan.num_blocks)), Shape::kThreads,
+                Shape::kSharedBytes, stream, a, plan);
+}
+
+template <class T>
+const char* run_for(const AttendArguments& a, const Plan& plan, void* stream) {
+  const int64_t dim = a.k.dim > a.v.dim ? a.k.dim : a.v.dim;
+  const bool has_two_tiles = plan.tile_rows > kColumnRows;
+  if (dim <= 64) return (has_two_tiles ? run<MmaShape<T, 64, 2>> : run<MmaShape<T, 64, 1>>)(a, plan, stream);
+  if (dim <= 128) return (has_two_tiles ? run<MmaShape<T, 128, 2>> : run<MmaShape<T, 128, 1>>)(a, plan, stream);
+  return run<MmaShape<T, 256, 1>>(a, plan, stream);
+}
+
+bool is_multiple(const CacheView& cache, int64_t bytes) {
+  return (reinterpret_cast<uint64_t>(cache.data) | static_cast<uint64_t>(cache.block_stride | cache.head_stride |
+                                                                         cache.token_stride | 2 * cache.dim)) %
+             static_cast<uint64_t>(bytes) ==
+         0;
+}
+
+}  // namespace
+
+int64_t mma_tile_rows(const AttendArguments& a, int64_t max_query_len) {
+  const int64_t dim = a.k.dim > a.v.dim ? a.k.dim : a.v.dim;
+  const bool is_fit = (a.element == Element::kFloat16 || a.element == Element::kBFloat16) && a.cache_element == a.element &&
+                      dim <= 256 && a.block_size >= 8 && is_multiple(a.k, 16) && is_multiple(a.v, 16) &&
+                      (reinterpret_cast<uint64_t>(a.q) | static_cast<uint64_t>(a.q_row_stride | a.q_head_stride)) % 4 == 0;
+  if (!is_fit) return 0;
+  // The batch must not show in a result that is to be free of it: there the group alone decides.
+  const int64_t rows = a.batch_invariant ? a.group() : a.group() * max_query_len;
+  return rows > kColumnRows && dim <= 128 ? 2 * kColumnRows : kColumnRows;
+}
+
+const char* launch_mma(const AttendArguments& a, const Plan& plan, void* stream) {
+  return a.element == Element::kFloat16 ? run_for<Half>(a, plan, stream) : run_for<BFloat>(a, plan, stream);
+}
+
+}  // namespace looseleaf::cuda
