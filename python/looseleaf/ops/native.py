@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.errors import InvalidArgument
-from looseleaf.ops import build
+from looseleaf.ops import build, cuda_native
 from looseleaf.ops.checks import check_no_grad
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ def raise_refusal(refusal: Exception | None) -> None:
 
 
 def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An implementation of the operator `name` that lets the library go first on CPU tensors.
+    """An implementation of the operator `name` that lets a library go first, that of CUDA where a tensor is there.
 
-    Once the library is loaded, the dispatcher goes there by itself and this is called no more.
+    Once such a library is loaded, the dispatcher goes there by itself and this is called no more.
     """
     names = tuple(signature(function).parameters)
 
@@ -142,6 +142,8 @@ def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: object, **options: object) -> object:
         tensors = dict(_named_tensors((*zip(names, arguments, strict=False), *options.items())))
         if all(tensor.is_cpu for tensor in tensors.values()) and load():
+            return getattr(torch.ops.looseleaf, name)(*arguments, **options)
+        if any(tensor.is_cuda for tensor in tensors.values()) and cuda_native.load():
             return getattr(torch.ops.looseleaf, name)(*arguments, **options)
         check_no_grad(**tensors)
         return function(*arguments, **options)
