@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates wheel compat clean setup
+.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates gpu wheel compat clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -91,6 +91,11 @@ bench: $(VENV)/built ## the benchmarks, each beside its baseline
 
 gates: $(VENV)/built ## instructions of the step path, counted under valgrind, against their limits; exit code 77 inside: skipped
 	$(BIN)/python benches/gates/run.py
+
+# On a machine without Rust, put the compiled python/looseleaf/_core.abi3.so in its place and name a Python that has torch.
+GPU_PYTHON ?= $(BIN)/python
+gpu: ## tests and benchmark on this machine's CUDA card, within 10 minutes; builds no Rust; GPU_PYTHON names the Python
+	PYTHONPATH=python $(GPU_PYTHON) benches/gpu/run.py $(ARGS)
 
 # The library of every instruction set, which an editable installation would take for its own: it goes when the wheel is made.
 KERNELS := python/looseleaf/_kernels

@@ -1,4 +1,5 @@
-//! Copies the C++ sources into the output folder, from where maturin takes them into the wheel; not what only checks them.
+//! Copies the C++ sources into the output folder, from where maturin takes them into the wheel; not
+//! what only checks or emulates them.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -18,7 +19,7 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     fs::create_dir_all(target)?;
     for entry in fs::read_dir(source)? {
         let entry = entry?;
-        if entry.file_name() == "check" {
+        if entry.file_name() == "check" || entry.file_name() == "emu" {
             continue;
         }
         let to = target.join(entry.file_name());

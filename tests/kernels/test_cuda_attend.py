@@ -9,6 +9,7 @@ import torch
 from tests.kernels import emulated
 from tests.kernels.oracle import attend_exactly, error_of
 from tests.kernels.test_grid import CASES, TOLERANCES, _build
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +28,19 @@ def emulator() -> Iterator[None]:
     emulated.schedule("round-robin")
 
 
-def check(batch: Batch) -> None:
+def check(batch: Batch, namespace: str = emulated.NAMESPACE, device: str = "cpu") -> None:
     """Run a batch and compare; a NaN in a result fails."""
-    arguments = dict(batch.arguments)
+    arguments = {
+        name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.arguments.items()
+    }
     num_rows, q_heads, _ = arguments["q"].shape
-    out = torch.full((num_rows, q_heads, arguments["v_cache"].size(3)), torch.nan, dtype=batch.dtype)
-    lse = torch.full((num_rows, q_heads), torch.nan)
+    shape = (num_rows, q_heads, arguments["v_cache"].size(3))
+    out = torch.full(shape, torch.nan, dtype=batch.dtype, device=device)
+    lse = torch.full((num_rows, q_heads), torch.nan, device=device)
     order = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_query_lens", "max_query_len", "scale")
-    torch.ops.looseleaf_emulated.attend_out(*[arguments.pop(name) for name in order], **arguments, out=out, lse=lse)
+    operators = getattr(torch.ops, namespace)
+    operators.attend_out(*[arguments.pop(name) for name in order], **arguments, out=out, lse=lse)
+    out, lse = out.cpu(), lse.cpu()
     exact = [attend_exactly(*sequence, batch.options) for sequence in batch.sequences]
     row = sum(len(part) for part, _ in exact)
     assert bool((out[row:] == 0).all())
