@@ -43,11 +43,12 @@ SIMT = [
 ]
 PLAIN = [f"{_SPACE}{name}_kernel" for name in ("plan", "combine", "write", "gather", "copy", "merge")]
 FILES = {
+    "ptx": ["attend_mma", "attend_plan_kernel", "attend_combine_kernel"],
     "mma": ["attend_mma"],
     "simt": ["attend_simt"],
     "plain": ["attend_plan_kernel", "attend_combine_kernel", "move_kernels"],
 }
-INSTANCES = {"mma": MMA, "simt": SIMT, "plain": PLAIN}
+INSTANCES = {"mma": MMA, "simt": SIMT, "plain": PLAIN, "ptx": [MMA[0], MMA[5], MMA[7], *PLAIN[:2]]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,6 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
 
 def _bytes(size_of: Any, get: Any, program: Any) -> bytes:  # noqa: ANN401
     _, size = size_of(program)
-    content = b" " * size
+    content = b" " * int(size)
     get(program, content)
     return content
