@@ -37,6 +37,12 @@ MMA = [
     for element in ("Half", "BFloat")
     for dim, tiles in _SHAPES
 ]
+MMA_8BIT = [
+    f"{_SPACE}attend_mma_kernel<{_SPACE}MmaShape<looseleaf::{element}, {dim}, {tiles}, {stored}>>"
+    for element in ("Half", "BFloat")
+    for dim, tiles in _SHAPES[2:]
+    for stored in (f"{_SPACE}E4M3", f"{_SPACE}E5M2", "signed char")
+]
 SIMT = [
     f"{_SPACE}attend_simt_kernel<{element}>"
     for element in ("float", "looseleaf::Half", "looseleaf::BFloat", f"{_SPACE}E4M3", f"{_SPACE}E5M2", "signed char")
@@ -45,10 +51,17 @@ PLAIN = [f"{_SPACE}{name}_kernel" for name in ("plan", "combine", "write", "gath
 FILES = {
     "ptx": ["attend_mma", "attend_plan_kernel", "attend_combine_kernel"],
     "mma": ["attend_mma"],
+    "mma 8-bit": ["attend_mma"],
     "simt": ["attend_simt"],
     "plain": ["attend_plan_kernel", "attend_combine_kernel", "move_kernels"],
 }
-INSTANCES = {"mma": MMA, "simt": SIMT, "plain": PLAIN, "ptx": [MMA[0], MMA[5], MMA[7], *PLAIN[:2]]}
+INSTANCES = {
+    "mma": MMA,
+    "mma 8-bit": MMA_8BIT,
+    "simt": SIMT,
+    "plain": PLAIN,
+    "ptx": [MMA[0], MMA[5], MMA[7], *PLAIN[:2]],
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tests.kernels import emulated, nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 # A block of 128 threads and two blocks a processor leave 255 to each thread; more blocks need fewer.
-MOST_REGISTERS = {"mma": 255, "simt": 255, "plain": 64}
+MOST_REGISTERS = {"mma": 255, "mma 8-bit": 255, "simt": 255, "plain": 64}
 
 
 def disassembler() -> str:
@@ -41,13 +41,15 @@ def machine_code(code: bytes, folder: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_attention_kernels_hold_everything_in_registers(architecture: str, tmp_path: Path) -> None:
-    code, found = nvrtc.compile_kernels("mma", architecture)
-    assert len(found) == len(nvrtc.MMA)
-    assert [kernel for kernel in found if kernel.spilled_bytes or kernel.registers > MOST_REGISTERS["mma"]] == []
+@pytest.mark.parametrize(
+    ("group", "architecture"), [*(("mma", name) for name in ARCHITECTURES), ("mma 8-bit", "sm_80")]
+)
+def test_attention_kernels_hold_everything_in_registers(group: str, architecture: str, tmp_path: Path) -> None:
+    code, found = nvrtc.compile_kernels(group, architecture)
+    assert len(found) == len(nvrtc.INSTANCES[group])
+    assert [kernel for kernel in found if kernel.spilled_bytes or kernel.registers > MOST_REGISTERS[group]] == []
     kernels = machine_code(code, tmp_path)
-    assert len(kernels) == len(nvrtc.MMA)
+    assert len(kernels) == len(found)
     for name, text in kernels.items():
         product = "HMMA.16816.F32.BF16" if "BFloat" in name else "HMMA.16816.F32"
         needed = ("LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", product, "MOVM.16.MT88")
@@ -81,4 +83,4 @@ def test_assembly_stands_in_two_files_only() -> None:
 
 
 def test_instances_are_few() -> None:
-    assert len(nvrtc.MMA) + len(nvrtc.SIMT) <= 48
+    assert len(nvrtc.MMA) + len(nvrtc.MMA_8BIT) + len(nvrtc.SIMT) <= 48

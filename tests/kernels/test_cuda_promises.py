@@ -118,3 +118,44 @@ def test_window_leaves_the_cells_before_it_alone() -> None:
     blocks = batch["block_table"][0].long()
     key, value = (batch[name][blocks].transpose(1, 2).flatten(0, 1)[:500] for name in ("k_cache", "v_cache"))
     assert error_of(out, attend_exactly(batch["q"], key, value, Options(scale=0.125, window=40))[0]) <= 2.5e-3
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_byte_of_an_8bit_cache_is_its_value(stored: torch.dtype, dtype: torch.dtype) -> None:
+    """One token for each byte; a query of 0 makes the mean of one value, which is the value."""
+    values = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(stored)
+    v_cache = values.view(torch.uint8)[:, None, None, None].expand(-1, 1, 8, 80).contiguous().view(stored)
+    k_cache = torch.zeros(256, 1, 8, 80, dtype=torch.uint8).view(stored)
+    lens, sums = torch.ones(256, dtype=torch.int32), torch.arange(257, dtype=torch.int32)
+    table, scale = torch.arange(256, dtype=torch.int32)[:, None], torch.ones(1)
+    query = torch.zeros(256, 1, 80, dtype=dtype)
+    emulated.take_counts()
+    out, _ = torch.ops.looseleaf_emulated.attend(
+        query, k_cache, v_cache, table, lens, sums, 1, 1.0, k_scale=scale, v_scale=scale
+    )
+    assert (emulated.take_counts().matrix_products > 0) == (dtype != torch.float32)
+    expected = values.float()[:, None, None].expand(out.shape).to(dtype)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out.nan_to_num(0.5, 1e4, -1e4), expected.nan_to_num(0.5, 1e4, -1e4))
+
+
+def test_keys_of_8_bits_multiply_their_own_elements() -> None:
+    """Distinct elements along the head dim: an exchange inside of a product would show."""
+    generator = torch.Generator().manual_seed(2)
+    k_cache, v_cache = (torch.randint(-99, 99, (5, 2, 16, 96), generator=generator, dtype=torch.int8) for _ in range(2))
+    table, scale = torch.tensor([[3, 1, 4]], dtype=torch.int32), torch.tensor([0.01, 0.02])
+    query = torch.randn(1, 8, 96, generator=generator).to(torch.float16)
+    lens, sums = torch.tensor([43], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    emulated.take_counts()
+    out, _ = torch.ops.looseleaf_emulated.attend(
+        query, k_cache, v_cache, table, lens, sums, 1, 0.1, k_scale=scale, v_scale=scale
+    )
+    counts = emulated.take_counts()
+    assert counts.async_copies == 43 * 2 * 2 * 96 // 16
+    assert counts.bank_conflicts == 0
+    key, value = (
+        cache[table[0].long()].transpose(1, 2).flatten(0, 1)[:43].double() * scale[:, None]
+        for cache in (k_cache, v_cache)
+    )
+    assert error_of(out, attend_exactly(query, key, value, Options(scale=0.1))[0]) <= 2.5e-3

@@ -55,11 +55,17 @@ FAULTS = [
     Fault(
         "fragment registers exchanged",
         MMA,
-        "element_at<Shape>(lane % 16, 2 * i + lane / 16)",
-        "element_at<Shape>(lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2)",
+        "load_matrices(keys, k_slice + element_at<Shape>(lane % 16, 2 * i + lane / 16))",
+        "load_matrices(keys, k_slice + element_at<Shape>(lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2))",
         "value",
     ),
-    Fault("values not transposed", MMA, "load_matrices_transposed(values", "load_matrices(values", "value"),
+    Fault(
+        "values not transposed",
+        MMA,
+        "load_matrices_transposed(values, v_slice + element_at<Shape>(lane % 8",
+        "load_matrices(values, v_slice + element_at<Shape>(lane % 8",
+        "value",
+    ),
     Fault(
         "shares not transposed",
         MMA,

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "looseleaf/attend_state.h"
+#include "looseleaf/expand.h"
 #include "looseleaf/ptx.h"
 
 namespace looseleaf::cuda {
@@ -24,17 +25,22 @@ constexpr int kStages = 3;
 constexpr int kColumnRows = 8;  // query rows of a column tile
 constexpr int kWindowStep = kWarpLanes - 2;  // a slice touches up to three blocks: its first is among the first 30 cells
 
-template <class T_, int kDim_, int kTiles_>
+// T is what is multiplied, fp16 or bf16; Stored is what the cache holds: T, or an element of 8 bits.
+template <class T_, int kDim_, int kTiles_, class Stored_ = T_>
 struct MmaShape {
   using T = T_;
+  using Stored = Stored_;
+  static constexpr bool kIs8Bit = sizeof(Stored) == 1;
   static constexpr int kDim = kDim_;
   static constexpr int kTiles = kTiles_;
   static constexpr int kRows = kTiles * kColumnRows;
   static constexpr int kWarps = kDim > 128 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarpLanes;
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes in a row
+  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(Stored));
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kChunkElements = kDim / kChunks;
   static constexpr int kSteps = kDim / 16;  // products along a row
-  static constexpr int kSliceBytes = 2 * kSliceTokens * kDim;
+  static constexpr int kSliceBytes = kSliceTokens * kRowBytes;
   static constexpr int kMergeStride = kDim + 4;  // floats: rows of a merge lie in different banks
   static constexpr int kPipelineBytes = kWarps * kStages * 2 * kSliceBytes;
   static constexpr int kMergeBytes = kWarps * kRows * (kMergeStride + 2) * 4;
@@ -65,7 +71,7 @@ struct TableWindow {
 
 template <class Shape>
 LOOSELEAF_DEVICE int64_t element_at(int row, int chunk) {
-  return row * Shape::kDim + ((chunk ^ (row & 7)) * 8);
+  return row * (Shape::kRowBytes / 2) + ((chunk ^ (row & 7)) * 8);
 }
 
 // What a warp needs of a stretch to load its slices.
@@ -98,7 +104,8 @@ LOOSELEAF_DEVICE void load_slice(const AttendArguments& a, SliceSource& source, 
     }
     const int64_t block = __shfl_sync(kAllLanes, source.window.ids, place);
     const bool is_there = first + row >= source.first_token && first + row < source.end_token;
-    const bool has_k = is_there && chunk * 8 < a.k.dim, has_v = is_there && chunk * 8 < a.v.dim;
+    const bool has_k = is_there && chunk * Shape::kChunkElements < a.k.dim;
+    const bool has_v = is_there && chunk * Shape::kChunkElements < a.v.dim;
     const char* k = source.k + block * a.k.block_stride + offset * a.k.token_stride + chunk * 16;
     const char* v = source.v + block * a.v.block_stride + offset * a.v.token_stride + chunk * 16;
     copy_async(k_slice + element_at<Shape>(row, chunk), has_k ? k : source.k, has_k);
@@ -123,7 +130,8 @@ struct MmaState {
   }
 };
 
-// B fragments of the query rows: lane 4g + t holds elements 2t, 2t + 1 and 2t + 8, 2t + 9 of row g in each step of 16.
+// B fragments of the query rows: lane 4g + t holds elements 2t, 2t + 1 and 2t + 8, 2t + 9 of row g in each step of 16; for
+// caches of 8 bits 4t to 4t + 3, since a matrix load gives a lane four neighbors. A sum knows no order.
 template <class Shape>
 LOOSELEAF_DEVICE void load_queries(const AttendArguments& a, const Item& item,
                                    uint32_t (&queries)[Shape::kTiles][Shape::kSteps][2]) {
@@ -138,7 +146,7 @@ LOOSELEAF_DEVICE void load_queries(const AttendArguments& a, const Item& item,
     for (int i = 0; i < Shape::kSteps; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int d = i * 16 + half * 8 + lane % 4 * 2;
+        const int d = i * 16 + (Shape::kIs8Bit ? lane % 4 * 4 + half * 2 : lane % 4 * 2 + half * 8);
         queries[n][i][half] = is_there && d < a.k.dim ? load_global<uint32_t>(from + 2 * d) : 0u;
       }
     }
@@ -173,21 +181,75 @@ LOOSELEAF_DEVICE void finish_scores(const AttendArguments& a, const Item& item, 
   }
 }
 
+// S^T += K Q^T.
+template <class Shape>
+LOOSELEAF_DEVICE void multiply_keys(Shared<uint16_t> k_slice, const uint32_t (&queries)[Shape::kTiles][Shape::kSteps][2],
+                                    float (&scores)[Shape::kTiles][4]) {
+  using T = typename Shape::T;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  constexpr int kLoads = Shape::kIs8Bit ? Shape::kSteps / 2 : Shape::kSteps;  // each of two chunks of 16 tokens
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    uint32_t keys[4];
+    load_matrices(keys, k_slice + element_at<Shape>(lane % 16, 2 * i + lane / 16));
+    if constexpr (Shape::kIs8Bit) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t low[2], high[2];  // of tokens g and g + 8
+        expand<T>(typename Shape::Stored{}, keys[2 * step], low);
+        expand<T>(typename Shape::Stored{}, keys[2 * step + 1], high);
+        const uint32_t rows[4] = {low[0], high[0], low[1], high[1]};
+#pragma unroll
+        for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, scores[n], rows, queries[n][2 * i + step]);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, scores[n], keys, queries[n][i]);
+    }
+  }
+}
+
+// O^T += V^T P^T. Of caches of 8 bits a transposed matrix holds elements 2g and 2g + 1 side by side: row g of a product is
+// the first of them and row g + 8 the second.
+template <class Shape>
+LOOSELEAF_DEVICE void add_values(Shared<uint16_t> v_slice, const uint32_t (&shares)[Shape::kTiles][2],
+                                 MmaState<Shape>& state) {
+  using T = typename Shape::T;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  if constexpr (Shape::kIs8Bit) {
+#pragma unroll
+    for (int i = 0; i < Shape::kSteps / 2; ++i) {
+      uint32_t values[4];
+      load_matrices_transposed(values, v_slice + element_at<Shape>(lane % 16, 2 * i + lane / 16));
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t first[2], second[2];  // of tokens 2t, 2t + 1 and 2t + 8, 2t + 9
+        expand<T>(typename Shape::Stored{}, permute_bytes(values[2 * step], 0u, 0x3120u), first);
+        expand<T>(typename Shape::Stored{}, permute_bytes(values[2 * step + 1], 0u, 0x3120u), second);
+        const uint32_t rows[4] = {first[0], first[1], second[0], second[1]};
+#pragma unroll
+        for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, state.sums[n][2 * i + step], rows, shares[n]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Shape::kSteps; ++i) {
+      uint32_t values[4];
+      load_matrices_transposed(values, v_slice + element_at<Shape>(lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
+#pragma unroll
+      for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, state.sums[n][i], values, shares[n]);
+    }
+  }
+}
+
 // Adds a slice in shared memory to the state.
 template <class Shape>
 LOOSELEAF_DEVICE void attend_slice(const AttendArguments& a, const Item& item, int64_t first, bool is_plain, float scale,
                                    const uint32_t (&queries)[Shape::kTiles][Shape::kSteps][2], Shared<uint16_t> k_slice,
                                    Shared<uint16_t> v_slice, MmaState<Shape>& state) {
   using T = typename Shape::T;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   float scores[Shape::kTiles][4] = {};
-#pragma unroll
-  for (int i = 0; i < Shape::kSteps; ++i) {
-    uint32_t keys[4];
-    load_matrices(keys, k_slice + element_at<Shape>(lane % 16, 2 * i + lane / 16));
-#pragma unroll
-    for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, scores[n], keys, queries[n][i]);
-  }
+  multiply_keys<Shape>(k_slice, queries, scores);
   finish_scores<Shape>(a, item, first, is_plain, scale, scores);
   uint32_t shares[Shape::kTiles][2];
 #pragma unroll
@@ -222,13 +284,7 @@ LOOSELEAF_DEVICE void attend_slice(const AttendArguments& a, const Item& item, i
     shares[n][0] = transpose_matrix(pack_pair(T{}, scores[n][0], scores[n][1]));
     shares[n][1] = transpose_matrix(pack_pair(T{}, scores[n][2], scores[n][3]));
   }
-#pragma unroll
-  for (int i = 0; i < Shape::kSteps; ++i) {
-    uint32_t values[4];
-    load_matrices_transposed(values, v_slice + element_at<Shape>(lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
-#pragma unroll
-    for (int n = 0; n < Shape::kTiles; ++n) multiply_matrices(T{}, state.sums[n][i], values, shares[n]);
-  }
+  add_values<Shape>(v_slice, shares, state);
 }
 
 // A warp's slices of a stretch.
@@ -248,7 +304,7 @@ LOOSELEAF_DEVICE void attend_slices(const AttendArguments& a, const Stretch& str
   source.window.cells = a.block_table + item.seq * a.table_stride;
   source.window.num_cells = (source.end_token + a.block_size - 1) / a.block_size;
   source.window.open(begin / a.block_size, lane);
-  const float scale = a.scale;
+  const float scale = a.scale * a.k.scale_of(item.kv_head);
   const bool has_option = a.softcap > 0.0f || a.alibi_slopes != nullptr;
   // What every row sees: from the last row's first key to the first row's end.
   const int64_t seen_first = row_of(a, item, item.num_rows - 1).first_key, seen_end = row_of(a, item, 0).end_key;
@@ -300,8 +356,9 @@ LOOSELEAF_DEVICE void merge_warps(const AttendArguments& a, const Plan& plan, co
       }
 #pragma unroll
       for (int i = 0; i < Shape::kSteps; ++i) {
-        store_shared(sums, row * Shape::kMergeStride + i * 16 + lane / 4, state.sums[n][i][j]);
-        store_shared(sums, row * Shape::kMergeStride + i * 16 + lane / 4 + 8, state.sums[n][i][2 + j]);
+        const int64_t at = row * Shape::kMergeStride + i * 16 + lane / 4 * (Shape::kIs8Bit ? 2 : 1);
+        store_shared(sums, at, state.sums[n][i][j]);
+        store_shared(sums, at + (Shape::kIs8Bit ? 1 : 8), state.sums[n][i][2 + j]);
       }
     }
   }

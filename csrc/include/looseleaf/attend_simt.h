@@ -8,6 +8,7 @@
 #pragma once
 
 #include "looseleaf/attend_state.h"
+#include "looseleaf/expand.h"
 
 namespace looseleaf::cuda {
 
@@ -18,13 +19,6 @@ struct alignas(16) Four {
   float at[4];
 };
 
-// A storage type for each element that a cache can have.
-struct E4M3 {
-  uint8_t bits;
-};
-struct E5M2 {
-  uint8_t bits;
-};
 using looseleaf::to_float;
 LOOSELEAF_DEVICE float to_float(float value) { return value; }
 LOOSELEAF_DEVICE float to_float(E4M3 value) { return to_float_8bit(Element::kFloat8E4M3, value.bits); }

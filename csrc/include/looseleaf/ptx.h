@@ -73,6 +73,22 @@ LOOSELEAF_DEVICE uint32_t pack_pair(BFloat, float low, float high) {
   return pair;
 }
 
+// Bytes of `low` (0 to 3) and `high` (4 to 7), chosen by the nibbles of `selector` from the lowest on.
+LOOSELEAF_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+// Products of two pairs; subnormal numbers count.
+LOOSELEAF_DEVICE uint32_t multiply_pairs(Half, uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+LOOSELEAF_DEVICE uint32_t multiply_pairs(BFloat, uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+
 #else
 
 template <class T>
@@ -107,6 +123,18 @@ inline uint32_t pack_pair(Half, float low, float high) {
 }
 inline uint32_t pack_pair(BFloat, float low, float high) {
   return uint32_t{to_bfloat(high).bits} << 16 | to_bfloat(low).bits;
+}
+
+inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7u)) & 0xFFu) << (8 * i);
+  return result;
+}
+template <class T>
+uint32_t multiply_pairs(T, uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t pair, int which) { return to_float(T{static_cast<uint16_t>(pair >> (16 * which))}); };
+  return pack_pair(T{}, half(a, 0) * half(b, 0), half(a, 1) * half(b, 1));
 }
 
 #endif
