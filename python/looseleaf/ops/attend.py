@@ -110,7 +110,7 @@ def attend(
         check_tensor("lse", lse, shape=shape, dtypes=(torch.float32,), device=q.device)
     if out is not None:
         check_tensor("out", out, shape=shape | {"v_head_dim": v_cache.size(3)}, dtypes=(q.dtype,), device=q.device)
-        if out.data_ptr() == q.data_ptr() != 0:
+        if not torch.compiler.is_compiling() and out.data_ptr() == q.data_ptr() != 0:
             raise InvalidArgument("out must not be the memory of q, which is read while out is filled")
     check_no_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out, lse=lse)
     check_no_grad(k_scale=k_scale, v_scale=v_scale)

@@ -104,6 +104,7 @@ def swap_blocks(src: Sequence[Tensor], dst: Sequence[Tensor], block_mapping: Ten
         return
     num_source = min(tensor.size(0) for tensor in sources)
     num_target = min(tensor.size(0) for tensor in targets)
-    check_block_pairs(block_mapping, num_source, num_target, within_one_pool=False)
+    if are_checked(block_mapping.device):
+        check_block_pairs(block_mapping, num_source, num_target, within_one_pool=False)
     raise_refusal(refusal)
     torch.ops.looseleaf.swap_blocks(sources, targets, block_mapping)

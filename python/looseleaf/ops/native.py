@@ -24,7 +24,7 @@ from looseleaf.ops.checks import check_no_grad
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["REFUSALS", "accepts", "is_loaded", "kernel_name", "load", "native_first", "raise_refusal"]
+__all__ = ["REFUSALS", "accepts", "grad_refused", "is_loaded", "kernel_name", "load", "native_first", "raise_refusal"]
 
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 """What a call of an operator raises where an argument is wrong, before anything is written."""
@@ -110,7 +110,7 @@ def kernel_name(cache_dtype: torch.dtype) -> str:
 
 def accepts(*tensors: Any) -> bool:  # noqa: ANN401 - what a user passed
     """Whether the compiled library can take a call with these tensors (None counts for nothing) and check it itself."""
-    if _STATE.library is None:
+    if _STATE.library is None or torch.compiler.is_compiling():  # what is traced never meets the library's checks
         return False
     try:
         for tensor in tensors:
@@ -149,6 +149,17 @@ def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **options)
 
     return run
+
+
+def grad_refused(function: Callable[..., Any], shapes: Callable[..., Any]) -> Callable[..., Any]:
+    """The shapes of what `function` returns, for graphs: there the operator itself never sees what requires grad."""
+    names = tuple(signature(function).parameters)
+
+    def trace(*arguments: object, **options: object) -> object:
+        check_no_grad(**dict(_named_tensors((*zip(names, arguments, strict=False), *options.items()))))
+        return shapes(*arguments, **options)
+
+    return trace
 
 
 def _named_tensors(arguments: Iterable[tuple[str, object]]) -> Iterable[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from looseleaf.ops.attention import Options, attend_rows, attend_single_rows, first_key
 from looseleaf.ops.blocks import as_movable, encode, load_tokens
-from looseleaf.ops.native import native_first
+from looseleaf.ops.native import grad_refused, native_first
 from looseleaf.ops.schemas import LIBRARY, NAMESPACE
 
 if TYPE_CHECKING:
@@ -238,4 +238,5 @@ _SHAPES: dict[str, Callable[..., object]] = {"attend": _attend_shapes, "merge_st
 for _function in (write, attend, attend_out, copy_blocks, gather, swap_blocks, merge_states):
     _name = _function.__name__
     LIBRARY.impl(_name, native_first(_name, _function), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _SHAPES.get(_name, _nothing_returned), lib=LIBRARY)
+    _shapes = grad_refused(_function, _SHAPES.get(_name, _nothing_returned))
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _shapes, lib=LIBRARY)
