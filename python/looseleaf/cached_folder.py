@@ -19,9 +19,9 @@ from looseleaf.errors import CacheFolderUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["cache_root", "ensure_folder", "is_whole"]
+__all__ = ["MANIFEST", "cache_root", "ensure_folder", "is_whole"]
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 
 
 def cache_root() -> Path:
@@ -47,7 +47,7 @@ def is_whole(folder: Path) -> bool:
     False
     """
     try:
-        sizes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        sizes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
@@ -103,7 +103,7 @@ def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
         with _writable(folder.parent):
             files = sorted(path for path in partial.rglob("*") if path.is_file())
             sizes = {path.relative_to(partial).as_posix(): path.stat().st_size for path in files}
-            (partial / _MANIFEST).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
+            (partial / MANIFEST).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
             _remove(broken)
             if os.path.lexists(folder):
                 folder.rename(broken)

@@ -166,17 +166,87 @@ def test_other_compiler_flags_or_sources_are_another_library(tmp_path: Path, mon
     sources = tmp_path / "csrc"
     sources.mkdir()
     (sources / "a.cpp").write_text("int a;")
-    old, new = build._Compiler("c++", "1"), build._Compiler("c++", "2")
-    keys = {
-        build._key(sources, old, ("avx2",)),
-        build._key(sources, new, ("avx2",)),
-        build._key(sources, old, ("avx2", "avx512")),
-    }
+    keys = {build._key(sources, ("avx2",)), build._key(sources, ("avx2", "avx512"))}
     (sources / "a.cpp").write_text("int b;")
-    keys.add(build._key(sources, old, ("avx2",)))
+    keys.add(build._key(sources, ("avx2",)))
     monkeypatch.setattr(torch, "__version__", "0.0.0")
-    keys.add(build._key(sources, old, ("avx2",)))
-    assert len(keys) == 5
+    keys.add(build._key(sources, ("avx2",)))
+    assert len(keys) == 4
+    compilers = [build._Compiler(*words).key() for words in (("c++", "1"), ("c++", "2"), ("g++", "1"))]
+    assert len(set(compilers)) == 3
+
+
+def test_library_in_the_cache_serves_without_a_compiler_and_is_made_again_if_it_cannot_be_loaded(
+    tmp_path: Path, stand_in: Path
+) -> None:
+    cache = {"LOOSELEAF_CACHE": str(tmp_path / "cache")}
+    compiler = {"CXX": str(stand_in)}
+    right = (f"{native.kernel_name(torch.float32)} 0", "")
+    assert _call(**cache, **compiler)[0] == right[0]
+    for variables in ({"CXX": "no-such-compiler"}, {"LOOSELEAF_KERNELS": "prebuilt"}):
+        assert _call(**cache, **variables) == right
+
+    (library,) = (tmp_path / "cache").rglob(build.LIBRARY_NAME)
+    library.write_bytes(bytes(library.stat().st_size))
+    out, _ = _call(**cache, LOOSELEAF_KERNELS="prebuilt")
+    assert out.startswith("pytorch 1 no compiled CPU kernels: LOOSELEAF_KERNELS=prebuilt forbids to compile")
+    library.write_bytes(bytes(library.stat().st_size))
+    assert _call(**cache, **compiler)[0] == right[0]
+    assert _call(**cache, **compiler) == right
+    assert (tmp_path / "log").read_text() == "linked\n" * 2
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_user_without_a_home_gets_kernels_or_one_warning(tmp_path: Path, stand_in: Path, has_compiler: bool) -> None:
+    script = f"""
+from pathlib import Path
+def home():
+    raise RuntimeError("Could not determine home directory.")
+Path.home = home
+{CALL}"""
+    compiler = str(stand_in) if has_compiler else "no-such-compiler"
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("LOOSELEAF_CACHE", "XDG_CACHE_HOME")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | {"CXX": compiler, "TMPDIR": str(tmp_path)},
+    )
+    if has_compiler:
+        assert done.stdout.strip() == f"{native.kernel_name(torch.float32)} 0"
+        assert "there is no home directory" in done.stderr
+    else:
+        assert done.stdout.startswith("pytorch 1 no compiled CPU kernels: CXX names no-such-compiler")
+
+
+def test_unknown_set_is_refused_by_every_call_before_anything_is_compiled(tmp_path: Path) -> None:
+    script = """
+import torch
+from looseleaf import ops
+from looseleaf.errors import InvalidArgument
+cache, pair = torch.zeros(2, 1, 4, 8), torch.tensor([[0, 1]])
+state = torch.zeros(1, 1, 8), torch.zeros(1, 1)
+for call in (
+    lambda: ops.copy_blocks([cache], pair.int()),
+    lambda: ops.swap_blocks([cache], [cache.clone()], pair),
+    lambda: ops.merge_states(*state, *state),
+    lambda: ops.kernel_name(torch.float32),
+) * 2:
+    try:
+        call()
+    except InvalidArgument as error:
+        print(error)
+"""
+    variables = {"LOOSELEAF_CACHE": str(tmp_path), "LOOSELEAF_ISA": "mmx"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ | variables
+    )
+    allowed = "portable, avx2, avx512, avx512_bf16, avx512_amx"
+    assert done.stdout == f"LOOSELEAF_ISA must be {allowed} or empty, was 'mmx'\n" * 8
+    assert not list(tmp_path.iterdir())
 
 
 def test_cache_that_cannot_be_written_costs_a_compilation_and_no_more(tmp_path: Path, stand_in: Path) -> None:

@@ -1,8 +1,9 @@
 """Compile the CPU kernels of csrc/ into one library, once for each machine, and keep it in the user's cache.
 
 A library is found, in this order: prebuilt beside the package (wheels), in the cache, compiled now. Its name in the
-cache is a hash of the sources, the flags, PyTorch's version and the compiler's own words about itself, so a changed one
-of these makes another library. Nothing happens at import: the first call of an operator on CPU tensors asks for it.
+cache is a hash of the sources, the flags and PyTorch's version, and one of the compiler's own words about itself, so a
+changed one of these makes another library. Where there is no compiler, or none may be used, any compiler's will do.
+Nothing happens at import: the first call of an operator on CPU tensors asks for it.
 
 Environment variables:
     LOOSELEAF_KERNELS: `compile` (the default) does all of the above; `prebuilt` never compiles, but takes a library
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from looseleaf.cached_folder import cache_root, ensure_folder, is_whole
+from looseleaf.cached_folder import MANIFEST, cache_root, ensure_folder, is_whole
 from looseleaf.errors import CacheFolderUnavailable, InvalidArgument, LooseleafError
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ __all__ = [
     "KernelsUnavailable",
     "all_sets",
     "build",
+    "build_again",
+    "check_isa",
     "compile_library",
     "find_sources",
     "mode",
@@ -63,6 +66,7 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 """Each set is one file of csrc/cpu, compiled with these flags; `avx512_vbmi` only helps the AVX-512 ones."""
 
+_FORCED_SETS = tuple(name for name in SETS if name != "avx512_vbmi")
 _DRIVER = ("cpu/attend.cpp", "cpu/dispatch.cpp", "cpu/moves.cpp", "cpu/plan.cpp", "cpu/threads.cpp")
 _OPERATORS = ("operators.cpp",)
 _FLAGS = (
@@ -113,6 +117,19 @@ def mode() -> str:
     if chosen not in ("compile", "prebuilt", "none"):
         raise InvalidArgument(f"LOOSELEAF_KERNELS must be compile, prebuilt or none, was {chosen!r}")
     return chosen
+
+
+def check_isa() -> None:
+    """Check the value of LOOSELEAF_ISA.
+
+    Raises:
+        InvalidArgument: no name of a set that may be forced.
+
+    >>> check_isa()
+    """
+    forced = os.environ.get("LOOSELEAF_ISA")
+    if forced and forced not in _FORCED_SETS:
+        raise InvalidArgument(f"LOOSELEAF_ISA must be {', '.join(_FORCED_SETS)} or empty, was {forced!r}")
 
 
 def find_sources() -> Path | None:
@@ -166,7 +183,7 @@ def _host_sets() -> tuple[str, ...]:
         return tuple(SETS)
     flags = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
     forced = os.environ.get("LOOSELEAF_ISA")
-    sets = [forced] if forced in SETS and forced != "avx512_vbmi" else []
+    sets = [forced] if forced in _FORCED_SETS else []
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c", "fma"} <= flags:
         sets.append("avx512")
         sets += ["avx512_vbmi"] if "avx512vbmi" in flags else []
@@ -195,6 +212,9 @@ class _Compiler:
                 return cls(path, _run([path, "--version"]).splitlines()[0])
         raise KernelsUnavailable(f"CXX names {named}, which is not there" if named else "no C++ compiler was found")
 
+    def key(self) -> str:
+        return hashlib.sha256(f"{self.path}\0{self.version}".encode()).hexdigest()[:8]
+
 
 def build(sets: tuple[str, ...] | None = None) -> Path:
     """The library with these instruction sets in the cache, compiled now where it is not there.
@@ -213,13 +233,53 @@ def build(sets: tuple[str, ...] | None = None) -> Path:
     if sources is None:
         raise KernelsUnavailable("this installation carries no C++ sources")
     sets = chosen_sets() if sets is None else sets
-    compiler = _Compiler.find()
-    folder = cache_root() / f"cpu-kernels-{_key(sources, compiler, sets)}"
-    if not is_whole(folder):
-        if mode() != "compile":
-            raise KernelsUnavailable(f"LOOSELEAF_KERNELS={mode()} forbids to compile, and {folder} is not there")
-        folder = _filled(folder, sources, compiler, sets)
-    return folder / LIBRARY_NAME
+    name = f"cpu-kernels-{_key(sources, sets)}"
+    try:
+        root = cache_root()
+    except RuntimeError:  # there is no home
+        root = None
+    try:
+        compiler = _allowed_compiler(name)
+    except KernelsUnavailable:
+        folder = None if root is None else _made_by_any(root, name)
+        if folder is None:
+            raise
+        return folder / LIBRARY_NAME
+    if root is None:
+        return _compiled_for_itself("there is no home directory to keep them in", sources, compiler, sets)
+    return _filled(root / f"{name}-{compiler.key()}", sources, compiler, sets) / LIBRARY_NAME
+
+
+def _allowed_compiler(name: str) -> _Compiler:
+    if mode() != "compile":
+        raise KernelsUnavailable(f"LOOSELEAF_KERNELS={mode()} forbids to compile, and {name} is not in the cache")
+    return _Compiler.find()
+
+
+def build_again(library: Path) -> Path | None:
+    """Compile a library anew that cannot be loaded: its size was right, its bytes were not.
+
+    Args:
+        library: from `build`.
+
+    Returns:
+        The new library's path; None where it cannot be put aside.
+    """
+    manifest = library.with_name(MANIFEST)
+    try:
+        manifest.unlink()  # a folder without one is made again, whole, by the one who holds the lock
+    except OSError:
+        return None
+    return build()
+
+
+def _made_by_any(root: Path, name: str) -> Path | None:
+    """A whole folder of this name, whichever compiler filled it; the one that was made last."""
+    try:
+        folders = [folder for folder in root.glob(f"{name}-*") if is_whole(folder)]
+        return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+    except OSError:
+        return None
 
 
 def compile_library(target: Path, sets: Iterable[str], *, include: Path | None = None, link: bool = True) -> None:
@@ -241,23 +301,31 @@ def compile_library(target: Path, sets: Iterable[str], *, include: Path | None =
 
 
 def _filled(folder: Path, sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> Path:
-    def fill(new: Path) -> None:
-        _report(f"compiling CPU kernels ({', '.join(sets)}), once; this takes a while")
-        start = time.monotonic()
-        _compile(new / LIBRARY_NAME, sources, compiler, sets)
-        _report(f"compiled in {time.monotonic() - start:.1f} s")
-
     def wait() -> None:
         _report("another process compiles the CPU kernels: waiting for it")
+
+    def fill(new: Path) -> None:
+        _fill(new, sources, compiler, sets)
 
     try:
         return ensure_folder(folder, fill, on_wait=wait, timeout_seconds=_LOCK_TIMEOUT_SECONDS)
     except CacheFolderUnavailable as error:
-        _report(f"{error}; this process compiles for itself")
-        temporary = Path(tempfile.mkdtemp(prefix="looseleaf-"))
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-        fill(temporary)
-        return temporary
+        return _compiled_for_itself(str(error), sources, compiler, sets).parent
+
+
+def _compiled_for_itself(reason: str, sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> Path:
+    _report(f"{reason}; this process compiles for itself")
+    temporary = Path(tempfile.mkdtemp(prefix="looseleaf-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    _fill(temporary, sources, compiler, sets)
+    return temporary / LIBRARY_NAME
+
+
+def _fill(folder: Path, sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> None:
+    _report(f"compiling CPU kernels ({', '.join(sets)}), once; this takes a while")
+    start = time.monotonic()
+    _compile(folder / LIBRARY_NAME, sources, compiler, sets)
+    _report(f"compiled in {time.monotonic() - start:.1f} s")
 
 
 def _compile(
@@ -306,12 +374,10 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _key(sources: Path, compiler: _Compiler, sets: tuple[str, ...]) -> str:
+def _key(sources: Path, sets: tuple[str, ...]) -> str:
     content = hashlib.sha256()
     for part in (
         torch.__version__,
-        compiler.path,
-        compiler.version,
         platform.machine(),
         repr((_FLAGS, _KERNEL_FLAGS, SETS)),
         repr(sets),

@@ -69,16 +69,18 @@ def load() -> bool:
         Whether it is loaded. Where it is not, a `RuntimeWarning` has said why, once.
 
     Raises:
-        InvalidArgument: `LOOSELEAF_KERNELS` has a value that means nothing.
+        InvalidArgument: `LOOSELEAF_KERNELS` or `LOOSELEAF_ISA` has a value that means nothing.
     """
     if _STATE.was_tried:
         return is_loaded()
     with _STATE.lock:
         if not _STATE.was_tried:
             chosen = build.mode()
+            build.check_isa()
             try:
                 if chosen != "none":
                     _STATE.library = _open()
+                    _check_forced(_STATE.library)
             except build.KernelsUnavailable as error:
                 _STATE.was_tried = True
                 warnings.warn(str(error), RuntimeWarning, stacklevel=2)
@@ -175,12 +177,27 @@ def _open() -> ctypes.CDLL:
     prebuilt = Path(__file__).parents[1] / "_kernels" / build.LIBRARY_NAME
     path = prebuilt if prebuilt.is_file() else build.build()
     try:
-        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
-        library = ctypes.CDLL(str(path))
+        library = _loaded(path)
     except OSError as error:
-        raise build.KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+        again = None if path == prebuilt else build.build_again(path)
+        if again is None:
+            raise build.KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+        try:
+            library = _loaded(again)
+        except OSError as second:
+            raise build.KernelsUnavailable(f"{again} cannot be loaded: {second}") from second
     library.looseleaf_kernel_name.restype = ctypes.c_char_p
     library.looseleaf_kernel_name.argtypes = [ctypes.c_int32]
     library.looseleaf_force_kernels.restype = None
     library.looseleaf_force_kernels.argtypes = [ctypes.c_char_p]
     return library
+
+
+def _check_forced(library: ctypes.CDLL) -> None:
+    if library.looseleaf_kernel_name(0) is None:
+        raise InvalidArgument("LOOSELEAF_ISA names kernels that this processor or library does not have")
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    return ctypes.CDLL(str(path))
