@@ -16,7 +16,7 @@ struct Options {
 
 void check_options(const Options& options, int64_t max_query_len) {
   LOOSELEAF_CHECK(max_query_len >= 0, "max_query_len must be at least 0, was ", max_query_len);
-  LOOSELEAF_CHECK(std::isfinite(options.scale), "scale must be finite, was ", options.scale);
+  LOOSELEAF_CHECK(std::isfinite(static_cast<float>(options.scale)), "scale must as a float32 be finite, was ", options.scale);
   LOOSELEAF_CHECK(std::isfinite(options.softcap) && options.softcap >= 0.0, "softcap must be finite and at least 0, was ",
                   options.softcap);
   LOOSELEAF_CHECK(!options.window.has_value() || *options.window >= 1, "window must be at least 1, was ",
@@ -138,7 +138,8 @@ void fill(const Tensor& q_, const Tensor& k_cache_, const Tensor& v_cache_, cons
     a.lse_row_stride = lse->strides[0];
   }
   a.out = static_cast<char*>(out.mutable_data());
-  LOOSELEAF_CHECK(a.out == nullptr || a.out != a.q, "out must not be the memory of q, which is read while out is filled");
+  LOOSELEAF_CHECK(!out.overlaps(q), "out must not overlap the memory of q");
+  LOOSELEAF_CHECK(!lse.has_value() || !out.overlaps(*lse), "out must not overlap the memory of lse");
   a.out_row_stride = out.stride_bytes(0);
   a.out_head_stride = out.stride_bytes(1);
   backend::attend(call, a, max_query_len);

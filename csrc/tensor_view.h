@@ -96,9 +96,26 @@ struct View {
   }
 
   const void* data() const { return tensor->const_data_ptr(); }
-  void* mutable_data() const { return tensor->mutable_data_ptr(); }
+  void* mutable_data() const {
+    for (int64_t d = 0; d < dim; ++d)
+      LOOSELEAF_CHECK(sizes[d] <= 1 || strides[d] != 0, name, " is written and must not be expanded");
+    return tensor->mutable_data_ptr();
+  }
   int64_t bytes() const { return bytes_of(element_of(type)); }
   int64_t stride_bytes(int64_t d) const { return strides[d] * bytes(); }
+  // Whether the memory between the first and the last element of both overlaps.
+  bool overlaps(const View& other) const {
+    const char *begin = static_cast<const char*>(data()), *other_begin = static_cast<const char*>(other.data());
+    return begin < other_begin + other.span() && other_begin < begin + span();
+  }
+  int64_t span() const {
+    int64_t elements = 1;
+    for (int64_t d = 0; d < dim; ++d) {
+      if (sizes[d] == 0) return 0;
+      elements += (sizes[d] - 1) * strides[d];
+    }
+    return elements * bytes();
+  }
   int64_t last() const { return dim == 0 ? 1 : sizes[dim - 1]; }
 
   std::string shape() const {

@@ -82,6 +82,7 @@ def test_gradient_is_refused_in_a_graph(
     sums = torch.tensor([0, 1], dtype=INT32)
 
     def attend(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor
         if is_direct:
             out, _ = torch.ops.looseleaf.attend(q * 1.0, cache, cache, table, lengths, sums, 1, 0.125)
         else:

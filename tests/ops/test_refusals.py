@@ -214,7 +214,7 @@ def test_wrong_attention_is_refused(wrong: dict[str, Any], text: str) -> None:
 def test_attention_in_place_of_its_queries_is_refused() -> None:
     q = torch.full((3, 2, 8), 5.0)
     v_cache = torch.zeros(4, 2, 4, 8)
-    _refused("attend", {"out": q, "q": q, "v_cache": v_cache}, InvalidArgument, "out must not be the memory of q")
+    _refused("attend", {"out": q, "q": q, "v_cache": v_cache}, InvalidArgument, "out must not overlap the memory of q")
     assert bool((q == 5).all())
 
 

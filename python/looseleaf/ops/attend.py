@@ -8,6 +8,7 @@ from torch import Tensor
 from looseleaf.errors import InvalidArgument
 from looseleaf.ops.checks import (
     FLOAT_DTYPES,
+    check_apart,
     check_cache_dtypes,
     check_caches,
     check_flag,
@@ -15,6 +16,7 @@ from looseleaf.ops.checks import (
     check_number,
     check_tensor,
     check_whole,
+    check_written,
 )
 from looseleaf.ops.contents import are_checked, check_block_ids, check_lengths, check_prefix_sums
 from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
@@ -67,7 +69,8 @@ def attend(
         k_scale: float32, 1 or kv_heads values, for 8-bit caches: key = stored x k_scale.
         v_scale: the same for values.
         batch_invariant: a sequence's result must not depend on its batch.
-        out: [tokens, q_heads, v_head_dim], dtype of `q`, to be filled; None for a new one. Must not overlap `q`.
+        out: [tokens, q_heads, v_head_dim], dtype of `q`, to be filled; None for a new one. Must not overlap `q` nor
+            `lse`.
         lse: float32 [tokens, q_heads], to be filled; None for a new one.
 
     Returns:
@@ -91,17 +94,14 @@ def attend(
     refusal: Exception | None = None
     if accepts(*tables, sinks, alibi_slopes, k_scale, v_scale, out, lse):
         try:
-            _check_numbers(max_query_len, causal, window, batch_invariant)
+            _check_numbers(max_query_len, causal, window, batch_invariant, scale, softcap)
             return _call(*tables, max_query_len=max_query_len, scale=scale, options=options, out=out, lse=lse)
         except REFUSALS as error:
             refusal = error  # the checks below find the argument
 
     _check_tables(q, k_cache, v_cache, block_table, seq_lens, cu_query_lens)
     check_cache_dtypes(k_cache, q.dtype, k_scale=k_scale, v_scale=v_scale, owner="q")
-    _check_numbers(max_query_len, causal, window, batch_invariant)
-    if scale is not None:
-        check_number("scale", scale)
-    check_number("softcap", softcap, least=0.0)
+    _check_numbers(max_query_len, causal, window, batch_invariant, scale, softcap)
     for name, tensor in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if tensor is not None:
             check_tensor(name, tensor, shape={"q_heads": q.size(1)}, dtypes=(torch.float32,), device=q.device)
@@ -110,8 +110,12 @@ def attend(
         check_tensor("lse", lse, shape=shape, dtypes=(torch.float32,), device=q.device)
     if out is not None:
         check_tensor("out", out, shape=shape | {"v_head_dim": v_cache.size(3)}, dtypes=(q.dtype,), device=q.device)
-        if not torch.compiler.is_compiling() and out.data_ptr() == q.data_ptr() != 0:
-            raise InvalidArgument("out must not be the memory of q, which is read while out is filled")
+        check_written("out", out)
+        check_apart("out", out, "q", q)
+    if lse is not None:
+        check_written("lse", lse)
+        if out is not None:
+            check_apart("out", out, "lse", lse)
     check_no_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out, lse=lse)
     check_no_grad(k_scale=k_scale, v_scale=v_scale)
     if are_checked(q.device):
@@ -147,13 +151,23 @@ def _call(
     return out, lse
 
 
-def _check_numbers(max_query_len: int, causal: object, window: int | None, batch_invariant: object) -> None:
+def _check_numbers(
+    max_query_len: int,
+    causal: object,
+    window: int | None,
+    batch_invariant: object,
+    scale: float | None,
+    softcap: float,
+) -> None:
     """Check what an operator's schema would silently convert."""
     check_whole("max_query_len", max_query_len, least=0)
     if window is not None:
         check_whole("window", window, least=1)
     check_flag("causal", causal)
     check_flag("batch_invariant", batch_invariant)
+    if scale is not None:
+        check_number("scale", scale)
+    check_number("softcap", softcap, least=0.0)
 
 
 def _check_tables(

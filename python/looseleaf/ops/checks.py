@@ -5,7 +5,6 @@ Each error names the argument, what it was and what is allowed. What stands insi
 
 from __future__ import annotations
 
-import math
 from operator import index
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,8 +20,10 @@ __all__ = [
     "CACHE_8BIT_DTYPES",
     "FLOAT_DTYPES",
     "Shape",
+    "check_apart",
     "check_cache_dtypes",
     "check_caches",
+    "check_dense",
     "check_flag",
     "check_no_grad",
     "check_number",
@@ -30,10 +31,13 @@ __all__ = [
     "check_tensor",
     "check_tensor_list",
     "check_whole",
+    "check_written",
 ]
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CACHE_8BIT_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+_MAX_FLOAT = torch.finfo(torch.float32).max
+_MAX_WHOLE = torch.iinfo(torch.int64).max
 _CACHE_DTYPES = FLOAT_DTYPES + CACHE_8BIT_DTYPES
 
 Shape: TypeAlias = "Mapping[str, int | None]"
@@ -58,6 +62,7 @@ def check_tensor(
         raise InvalidType(f"{name} must be a tensor, was {type(value).__name__}")
     if value.dtype not in dtypes:
         raise InvalidType(f"{name} must be {_listed(dtypes)}, was {value.dtype}")
+    check_dense(name, value)
     sizes = value.shape
     if len(sizes) != len(shape) or any(
         wanted is not None and size != wanted for size, wanted in zip(sizes, shape.values(), strict=True)
@@ -67,6 +72,33 @@ def check_tensor(
         raise InvalidArgument(f"{name} must be on {device} as the other tensors are, was on {value.device}")
     if sizes[-1] > 1 and value.stride(-1) != 1:
         raise InvalidArgument(f"{name} must have a contiguous last dimension, its strides were {value.stride()}")
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has strides: a sparse one does not."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{name} must be dense (torch.strided), was {tensor.layout}")
+
+
+def check_written(name: str, tensor: Tensor) -> None:
+    """Check that each element of a tensor that is to be written has memory of its own."""
+    if tensor.numel() and any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InvalidArgument(f"{name} is written and must not be expanded, its strides were {tensor.stride()}")
+
+
+def check_apart(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Check that the memory between the first and the last element of two tensors does not overlap."""
+    if torch.compiler.is_compiling() or not tensor.numel() or not other.numel():
+        return
+    start, stop = _memory(tensor)
+    other_start, other_stop = _memory(other)
+    if start < other_stop and other_start < stop and tensor.device.type != "meta":
+        raise InvalidArgument(f"{name} must not overlap the memory of {other_name}")
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def check_caches(k_cache: Tensor, v_cache: Tensor, *, device: torch.device | None = None) -> None:
@@ -141,15 +173,17 @@ def check_whole(name: str, value: object, *, least: int) -> int:
     number = index(value)
     if number < least:
         raise InvalidArgument(f"{name} must be at least {least}, was {number}")
+    if number > _MAX_WHOLE:
+        raise InvalidArgument(f"{name} must be at most {_MAX_WHOLE}, was {number}")
     return number
 
 
 def check_number(name: str, value: object, *, least: float | None = None) -> float:
-    """Check a finite number."""
+    """Check a number that is finite in float32, which is what kernels compute in."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name} must be a float, was {type(value).__name__}")
-    if not math.isfinite(value) or (least is not None and value < least):
-        allowed = "finite" if least is None else f"finite and at least {least:g}"
+    if not -_MAX_FLOAT <= value <= _MAX_FLOAT or (least is not None and value < least):
+        allowed = "as a float32 finite" if least is None else f"as a float32 finite and at least {least:g}"
         raise InvalidArgument(f"{name} must be {allowed}, was {value}")
     return float(value)
 
@@ -167,6 +201,7 @@ def check_tensor_list(name: str, value: object) -> list[Tensor]:
     for position, tensor in enumerate(value):
         if not isinstance(tensor, Tensor):
             raise InvalidType(f"{name}[{position}] must be a tensor, was {type(tensor).__name__}")
+        check_dense(f"{name}[{position}]", tensor)
         if tensor.dim() < 2:  # noqa: PLR2004 - blocks and something in them
             raise InvalidArgument(f"{name}[{position}] must have the shape [blocks, ...], was {list(tensor.shape)}")
         if tensor.device != value[0].device:

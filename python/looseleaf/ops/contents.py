@@ -14,7 +14,15 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidArgument
 
-__all__ = ["are_checked", "check_block_ids", "check_block_pairs", "check_lengths", "check_prefix_sums", "check_slots"]
+__all__ = [
+    "are_checked",
+    "check_block_ids",
+    "check_block_pairs",
+    "check_lengths",
+    "check_no_chain",
+    "check_prefix_sums",
+    "check_slots",
+]
 
 
 def are_checked(device: torch.device) -> bool:
@@ -99,14 +107,19 @@ def check_block_pairs(block_mapping: Tensor, num_source: int, num_target: int, *
                 f"block_mapping[{row}] must be two blocks or -1 twice, was {block_mapping[row].tolist()}"
             )
         sources, targets = sources[sources >= 0], targets[targets >= 0]
-        is_both = torch.isin(sources, targets)
-        if bool(is_both.any()):
-            raise InvalidArgument(
-                f"block_mapping must not name a block as source and as destination, {int(sources[is_both][0])} is both"
-            )
+        check_no_chain(sources, targets)
     values, counts = torch.unique(targets, return_counts=True)
     if values.numel() < targets.numel():
         raise InvalidArgument(f"block_mapping must name a destination once, {int(values[counts > 1][0])} stands twice")
+
+
+def check_no_chain(sources: Tensor, targets: Tensor) -> None:
+    """No destination is a source: what it ends up with would depend on the order of the copies."""
+    is_both = torch.isin(sources, targets)
+    if bool(is_both.any()):
+        raise InvalidArgument(
+            f"block_mapping must not name a block as source and as destination, {int(sources[is_both][0])} is both"
+        )
 
 
 def _check_range(name: str, values: Tensor, least: int, most: int, meaning: str) -> None:

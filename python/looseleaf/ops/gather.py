@@ -13,6 +13,7 @@ from looseleaf.ops.checks import (
     check_caches,
     check_no_grad,
     check_tensor,
+    check_written,
 )
 from looseleaf.ops.contents import are_checked, check_block_ids, check_lengths, check_prefix_sums
 from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
@@ -81,7 +82,7 @@ def gather(
     check_tensor("cu_seq_lens", cu_seq_lens, shape={"seqs + 1": num_seqs + 1}, dtypes=(torch.int32,), device=device)
     if (k_out is None) != (v_out is None):
         raise InvalidArgument("k_out and v_out must both be tensors or both be None, one of them was None")
-    if k_out is not None:
+    if k_out is not None and v_out is not None:
         _check_outputs(k_out, v_out, k_cache, v_cache)
     dtype = k_out.dtype if k_out is not None else torch.float32 if k_cache.dtype in CACHE_8BIT_DTYPES else k_cache.dtype
     check_cache_dtypes(k_cache, dtype, k_scale=k_scale, v_scale=v_scale, owner="k_out")
@@ -104,8 +105,10 @@ def gather(
     return k_out, v_out
 
 
-def _check_outputs(k_out: Tensor, v_out: object, k_cache: Tensor, v_cache: Tensor) -> None:
+def _check_outputs(k_out: Tensor, v_out: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     shape: dict[str, int | None] = {"tokens": None, "kv_heads": k_cache.size(1), "head_dim": k_cache.size(3)}
     check_tensor("k_out", k_out, shape=shape, dtypes=FLOAT_DTYPES, device=k_cache.device)
     shape = {"tokens": k_out.size(0), "kv_heads": k_cache.size(1), "v_head_dim": v_cache.size(3)}
     check_tensor("v_out", v_out, shape=shape, dtypes=(k_out.dtype,), device=k_cache.device)
+    check_written("k_out", k_out)
+    check_written("v_out", v_out)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidArgument
 from looseleaf.ops import build, cuda_native
-from looseleaf.ops.checks import check_no_grad
+from looseleaf.ops.checks import check_dense, check_no_grad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +28,9 @@ __all__ = ["REFUSALS", "accepts", "grad_refused", "is_loaded", "kernel_name", "l
 
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 """What a call of an operator raises where an argument is wrong, before anything is written."""
+
+_NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
+"""Words of PyTorch's allocators, which raise a RuntimeError too."""
 
 _ELEMENTS = {
     torch.float32: 0,
@@ -127,10 +130,14 @@ def raise_refusal(refusal: Exception | None) -> None:
     """Raise what the library refused and the checks in Python let pass.
 
     Raises:
-        InvalidArgument: with the library's words, if there was a refusal.
+        InvalidArgument: with the library's words, if there was a refusal. Where memory was short, no argument is
+            wrong: what PyTorch's allocator raised stays as it is.
     """
-    if refusal is not None:
-        raise InvalidArgument(str(refusal)) from refusal
+    if refusal is None:
+        return
+    if any(words in str(refusal) for words in _NO_MEMORY):
+        raise refusal
+    raise InvalidArgument(str(refusal)) from refusal
 
 
 def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +150,8 @@ def native_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def run(*arguments: object, **options: object) -> object:
         tensors = dict(_named_tensors((*zip(names, arguments, strict=False), *options.items())))
+        for tensor_name, tensor in tensors.items():
+            check_dense(tensor_name, tensor)  # a sparse one would come here again and again
         if all(tensor.is_cpu for tensor in tensors.values()) and load():
             return getattr(torch.ops.looseleaf, name)(*arguments, **options)
         if any(tensor.is_cuda for tensor in tensors.values()) and cuda_native.load():

@@ -144,7 +144,7 @@ def attend_out(
                 q[row:end], key, value, position=position + row - first_row, key_start=key_start, options=options
             )
             _keep(slice(row, end), result, out, lse)
-    max_blocks = max(1, _MAX_ELEMENTS // k_cache[0].numel())
+    max_blocks = max(1, _MAX_ELEMENTS // k_cache.shape[1:].numel())
     num_blocks = [-(-kv_len // k_cache.size(2)) for kv_len in kv_lens]
     for group in _groups(single_rows, num_blocks, max_blocks):
         sequences = torch.tensor(group, device=q.device)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from looseleaf.ops.checks import FLOAT_DTYPES, check_cache_dtypes, check_caches, check_no_grad, check_tensor
+from looseleaf.ops.checks import (
+    FLOAT_DTYPES,
+    check_cache_dtypes,
+    check_caches,
+    check_no_grad,
+    check_tensor,
+    check_written,
+)
 from looseleaf.ops.contents import are_checked, check_slots
 from looseleaf.ops.native import REFUSALS, accepts, raise_refusal
 
@@ -65,6 +72,8 @@ def write(
         "slot_mapping", slot_mapping, shape={"tokens": k.size(0)}, dtypes=(torch.int64,), device=k_cache.device
     )
     check_cache_dtypes(k_cache, k.dtype, k_scale=k_scale, v_scale=v_scale, owner="k")
+    check_written("k_cache", k_cache)
+    check_written("v_cache", v_cache)
     check_no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale)
     if are_checked(k.device):
         check_slots(slot_mapping, k_cache.size(0) * k_cache.size(2))
