@@ -34,7 +34,7 @@ def _is_greedy(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> 
     """Whether transformers, without a cache, takes each token of the answer next: all tokens at once, so one pass."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return logits.argmax(-1).tolist() == answer
+    return bool((logits.argmax(-1) == torch.tensor(answer)).all())
 
 
 def test_batched_answers_are_those_of_each_prompt_alone(
