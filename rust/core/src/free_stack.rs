@@ -24,10 +24,9 @@
 //! 3. The links of blocks on the stack are not written. A later owner writes them only after its own pop, which reads a head
 //!    of after ours; our pop's Release and its Acquire put our walk before that write. Without the Release half, no rule of
 //!    the memory model kept a relaxed walk from reading links of the future.
-//! 4. A walk over n blocks that meets the end tells the truth, stale links or not. Suppose that from the head we read onwards
-//!    the stack never had fewer than n blocks. The links below that head lead over n blocks. A link that was written since
-//!    belongs to a block that was popped since, by a thread that then read a later head, and leads to what was on top there,
-//!    with n blocks from it to the end. So a walk can become longer only.
+//! 4. A walk that meets the end says nothing by itself: a block that was popped meanwhile may hang in a chain that is still being
+//!    made, whose last link is of any age. So such a walk ends with an exchange, too, of the head for itself: where it succeeds,
+//!    no push and no pop took place in between, and the links were those of the stack.
 
 use std::hint::black_box;
 
@@ -124,12 +123,11 @@ impl FreeStack {
         }
         let mut head = self.head_to_walk();
         loop {
-            let Some(below) = self.walk(head, out) else {
-                return false;
-            };
-            let next = self.layout.next(head, below);
+            let below = self.walk(head, out);
+            // A walk that meets the end leaves the head as it is: only if it is still there was the stack that short.
+            let next = below.map_or(head, |below| self.layout.next(head, below));
             match self.exchange(head, next) {
-                Ok(_) => return true,
+                Ok(_) => return below.is_some(),
                 Err(newer) => head = newer,
             }
         }
@@ -186,10 +184,11 @@ impl FreeStack {
 
     /// Hangs a block that the caller owns above a chain that the caller owns.
     pub(crate) fn prepend(&self, chain: &mut Chain, block: BlockId) {
-        // Relaxed: published by the Release in `push_chain`.
-        self.link(block).store(chain.first.get(), Ordering::Relaxed);
         if chain.len == 0 {
             chain.last = block;
+        } else {
+            // Relaxed: published by the Release in `push_chain`.
+            self.link(block).store(chain.first.get(), Ordering::Relaxed);
         }
         chain.first = block;
         chain.len += 1;

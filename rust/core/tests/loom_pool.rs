@@ -111,6 +111,49 @@ fn a_credit_always_finds_a_block() {
 }
 
 #[test]
+fn credits_are_met_while_blocks_above_come_and_go() {
+    let outcomes = explore(
+        "allocate 2 | allocate 1, release 1; of 3",
+        Size::Small,
+        || {
+            let shared = Shared::new(3);
+            let one = spawn(&shared, |shared| shared.allocate(2).len());
+            let two = spawn(&shared, |shared| {
+                let blocks = shared.allocate(1);
+                shared.release(&blocks);
+                blocks.len()
+            });
+            (join(one), join(two))
+        },
+    );
+    assert_eq!(outcomes, [(2, 1)]);
+}
+
+#[test]
+fn credits_are_met_while_a_chain_with_the_old_bottom_is_made() {
+    let outcomes = explore(
+        "allocate 3 | allocate 1, release 2; of 5, the bottom held",
+        Size::Small,
+        || {
+            let shared = Shared::new(5);
+            let blocks = shared.allocate(5);
+            let bottom = blocks[4];
+            shared.release(&blocks[..4]);
+            let one = spawn(&shared, |shared| shared.allocate(3).len());
+            let two = spawn(&shared, move |shared| {
+                let mut blocks = shared.allocate(1);
+                let num_blocks = blocks.len();
+                blocks.push(bottom);
+                shared.release(&blocks);
+                num_blocks
+            });
+            (join(one), join(two))
+        },
+    );
+    assert_eq!(outcomes, [(3, 1)]);
+}
+
+#[test]
 fn blocks_go_round_between_threads() {
     let outcomes = explore(
         "allocate 2, release 2 | allocate 1, release 1",
