@@ -63,11 +63,11 @@ const FAULTS: [(&str, &str); 20] = [
     ),
     (
         "add credits: no Release",
-        "loom_pool::a_credit_always_finds_a_block",
+        "loom_manager::the_next_owner_writes_after_a_transfer_and_a_sequence_have_let_go",
     ),
     (
         "take credits: no Acquire",
-        "loom_pool::a_credit_always_finds_a_block",
+        "loom_manager::the_next_owner_writes_after_a_transfer_and_a_sequence_have_let_go",
     ),
     (
         "snapshot: no Acquire",
