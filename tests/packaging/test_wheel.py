@@ -146,7 +146,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {"looseleaf"}
     sources = {name for name in names if name.startswith("looseleaf/csrc/")}
     assert {"looseleaf/csrc/operators.cpp", "looseleaf/csrc/cpu/portable.cpp"} <= sources
-    assert {Path(name).suffix for name in sources} == {".cpp", ".h"}
+    assert {Path(name).suffix for name in sources} == {".cpp", ".cu", ".h"}
     package = {name for name in names - sources if name.startswith("looseleaf/")}
     strangers = {Path(name).suffix for name in package} - {".py", ".pyi", ".typed", ".so", ""}
     assert not strangers, strangers
