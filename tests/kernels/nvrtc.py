@@ -120,7 +120,7 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
 
 def _bytes(size_of: Any, get: Any, program: Any) -> bytes:  # noqa: ANN401
     _, size = size_of(program)
-    # Filled in place, as the bindings want it. Never one byte alone: the interpreter has one object for all bytes of a value.
+    # Filled in place, as the bindings want it. Never one byte alone: the interpreter has one object for each value.
     content = b" " * max(int(size), 2)
     get(program, content)
     return content[: int(size)]
