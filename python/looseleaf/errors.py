@@ -12,7 +12,6 @@ __all__ = [
     "CorruptState",
     "DuplicateSequence",
     "EmptyPrompt",
-    "EngineBusy",
     "ForkedProcess",
     "InvalidArgument",
     "InvalidType",
@@ -220,16 +219,6 @@ class CacheFolderUnavailable(LooseleafError):
 
     def __str__(self) -> str:
         return f"cannot use {self.path}: {self.reason}; LOOSELEAF_CACHE names another cache folder"
-
-
-class EngineBusy(LooseleafError, RuntimeError):
-    """A stream of this engine is still open: read it to its end or close it first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def __str__(self) -> str:
-        return "a stream of this engine is still open; read it to its end or close it first"
 
 
 class UnsupportedModel(LooseleafError):

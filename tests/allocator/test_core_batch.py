@@ -27,7 +27,7 @@ def arrays() -> dict[str, Any]:
     return {name: np.full(shape, 77, dtype=DTYPES[name]) for name, shape in SHAPES.items()}
 
 
-def bind(**buffers: Any) -> _core.Batch:  # noqa: ANN401 - wrong ones among them
+def bind(**buffers: Any) -> _core.Batch:
     return _core.Batch(_core.BlockManager(32, 4, 3, 18), 10, **buffers)
 
 

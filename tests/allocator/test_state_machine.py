@@ -231,7 +231,7 @@ class Manager(RuleBasedStateMachine):
     def num_free(self) -> int:
         return self.manager.stats().num_available
 
-    def handles(self, models: list[Model]) -> Any:  # noqa: ANN401 - an int64 array
+    def handles(self, models: list[Model]) -> Any:
         return np.array([model.sequence.handle for model in models], dtype=np.int64)
 
     def observed(self) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from looseleaf import NeverFits, OutOfBlocks, PagedKVCache, Sequence, StaleSeque
 from looseleaf.errors import BatchTooSmall, InvalidArgument, InvalidType, SequenceTooLong, StaleStep
 
 
-def _cache(**changes: Any) -> PagedKVCache:  # noqa: ANN401 - arguments of the cache
+def _cache(**changes: Any) -> PagedKVCache:
     arguments: dict[str, Any] = {"num_layers": 2, "num_kv_heads": 1, "head_dim": 1, "dtype": torch.float32}
     arguments |= {"num_blocks": 8, "block_size": 4, "max_sequences": 4, "max_sequence_len": 32, "max_batch_tokens": 32}
     return PagedKVCache(**arguments | changes)

@@ -28,6 +28,44 @@ def test_pieces_join_to_the_text_of_any_tokens(token_ids: list[int], tiny_tokeni
     assert "".join(stream(token_ids, tiny_tokenizer)) == decode(token_ids, tiny_tokenizer)
 
 
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text(alphabet="abé🦊", max_size=24),
+    stop=st.lists(st.text(alphabet="abé🦊", min_size=1, max_size=4), min_size=1, max_size=3),
+    may_stop_from=st.integers(0, 6),
+)
+def test_text_ends_before_the_first_stop_string(
+    text: str, stop: list[str], may_stop_from: int, tiny_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    token_ids = tiny_tokenizer(text)["input_ids"] if text else []
+    texts = TextStream(tiny_tokenizer, stop=tuple(stop))
+    pieces: list[str] = []
+    for number, token_id in enumerate(token_ids):
+        pieces.append(texts.push(token_id, may_stop=number >= may_stop_from))
+        if texts.is_stopped:
+            break
+    pieces.append(texts.finish())
+    assert "".join(pieces) == texts.text
+    if may_stop_from == 0:
+        # The one that is whole first.
+        beginnings = [text[:length] for length in range(len(text) + 1)]
+        whole = next((begin for begin in beginnings if any(one in begin for one in stop)), None)
+        assert texts.is_stopped == (whole is not None)
+        assert texts.text == (text if whole is None else whole[: min(whole.find(one) for one in stop if one in whole)])
+    else:
+        assert text.startswith(texts.text)
+        assert texts.is_stopped or texts.text == text
+
+
+def test_what_may_become_a_stop_string_waits(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = TextStream(tiny_tokenizer, stop=("END", "DO"))
+    pieces = [texts.push(token_id) for token_id in tiny_tokenizer("a EN EDO")["input_ids"]]
+    assert pieces == ["a", " ", "", "", "EN ", "", "E", ""]
+    assert texts.is_stopped
+    assert texts.finish() == ""
+    assert texts.text == "a EN E"
+
+
 def test_a_character_comes_with_its_last_byte(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     token_ids = encode(TEXT, tiny_tokenizer, vocabulary_size=259).tolist()
     assert len(token_ids) == len(TEXT.encode())
@@ -61,7 +99,10 @@ def test_answers_have_text_with_and_without_streaming(
     for event in engine.stream(prompts, params):
         pieces[event.index] += event.text
         if event.result is not None:
-            assert event.result == answers[event.index]
+            assert (event.result.text, event.result.token_ids) == (
+                answers[event.index].text,
+                answers[event.index].token_ids,
+            )
     assert pieces == [answer.text for answer in answers]
     assert all(pieces)
     assert answers[1].prompt_token_ids == encode(TEXT, tiny_tokenizer, vocabulary_size=259).tolist()

@@ -73,7 +73,7 @@ class Resources:
     spilled_bytes: int
 
 
-def _library() -> Any:  # noqa: ANN401 - a generated module without types
+def _library() -> Any:
     return pytest.importorskip(
         "cuda.bindings.nvrtc", reason="needs cuda-bindings, which PyTorch's CUDA wheels bring along"
     )
@@ -118,7 +118,7 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
     return code, found
 
 
-def _bytes(size_of: Any, get: Any, program: Any) -> bytes:  # noqa: ANN401
+def _bytes(size_of: Any, get: Any, program: Any) -> bytes:
     _, size = size_of(program)
     # Filled in place, as the bindings want it. Never one byte alone: the interpreter has one object for each value.
     content = b" " * max(int(size), 2)

@@ -20,7 +20,7 @@ INT32 = torch.int32
 
 
 @pytest.fixture
-def ops() -> Any:  # noqa: ANN401 - torch types its namespaces so
+def ops() -> Any:
     emulated.load()
     return torch.ops.looseleaf_emulated
 
@@ -53,7 +53,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype"), [*zip(FLOATS, FLOATS, strict=True), *itertools.product(FLOATS, EIGHT_BIT)]
 )
-def test_write_and_gather_agree(ops: Any, layout: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:  # noqa: ANN401
+def test_write_and_gather_agree(ops: Any, layout: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     k_dim, v_dim = 24, 40
     scales = _scales(cache_dtype)
@@ -77,7 +77,7 @@ def test_write_and_gather_agree(ops: Any, layout: str, dtype: torch.dtype, cache
 
 
 @pytest.mark.parametrize("order", emulated.ORDERS)
-def test_slot_that_stands_again_takes_the_last_row(ops: Any, order: str) -> None:  # noqa: ANN401
+def test_slot_that_stands_again_takes_the_last_row(ops: Any, order: str) -> None:
     emulated.schedule(order, seed=3)
     slots = torch.arange(300) % 16
     slots[250:270] = -1
@@ -93,7 +93,7 @@ def test_slot_that_stands_again_takes_the_last_row(ops: Any, order: str) -> None
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8])
-def test_blocks_are_copied_whole(ops: Any, layout: str, dtype: torch.dtype) -> None:  # noqa: ANN401
+def test_blocks_are_copied_whole(ops: Any, layout: str, dtype: torch.dtype) -> None:
     ours, theirs = (
         [*_caches(layout, dtype, (24, 40)), *_caches(layout, dtype, (24, 24)), *_caches("fused", dtype, (5, 5))]
         for _ in range(2)
@@ -105,7 +105,7 @@ def test_blocks_are_copied_whole(ops: Any, layout: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_are_swapped_between_layouts(ops: Any, layout: str) -> None:  # noqa: ANN401
+def test_blocks_are_swapped_between_layouts(ops: Any, layout: str) -> None:
     source = list(_caches(layout, torch.bfloat16, (24, 40)))
     ours, theirs = ([torch.zeros(9, 3, 8, dim, dtype=torch.bfloat16) for dim in (24, 40)] for _ in range(2))
     pairs = torch.tensor([[0, 3], [1, 4], [2, 5], [5, 0], [4, 8]])
@@ -115,7 +115,7 @@ def test_blocks_are_swapped_between_layouts(ops: Any, layout: str) -> None:  # n
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_states_are_merged(ops: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
+def test_states_are_merged(ops: Any, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
     out_a, out_b = (torch.randn(5, 3, 40, generator=generator).to(dtype) for _ in range(2))
     lse_a, lse_b = (torch.randn(5, 6, generator=generator).mul(9)[:, :3] for _ in range(2))
@@ -128,7 +128,7 @@ def test_states_are_merged(ops: Any, dtype: torch.dtype) -> None:  # noqa: ANN40
     torch.testing.assert_close(own_lse, expected_lse, atol=1e-5, rtol=0)
 
 
-def test_offsets_need_more_than_32_bits(ops: Any) -> None:  # noqa: ANN401
+def test_offsets_need_more_than_32_bits(ops: Any) -> None:
     shape = (70_000, 2, 2, 16, 960)  # 2^32 elements: addresses only, but for the pages that are written
     num_elements = torch.Size(shape).numel()
     assert num_elements > 2**32
@@ -147,7 +147,7 @@ def test_offsets_need_more_than_32_bits(ops: Any) -> None:  # noqa: ANN401
     assert torch.equal(outs[1], rows + 1)
 
 
-def test_wrong_values_are_refused_as_on_the_cpu(ops: Any) -> None:  # noqa: ANN401
+def test_wrong_values_are_refused_as_on_the_cpu(ops: Any) -> None:
     k_cache, v_cache = _caches("fused", torch.float32, (24, 24))
     rows = torch.zeros(2, 3, 24)
     with pytest.raises(RuntimeError, match="slot_mapping"):

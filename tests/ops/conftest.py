@@ -51,7 +51,7 @@ def _attend_by_reference(
     scale: float | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    **options: Any,  # noqa: ANN401 - options of the operator
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The oracle itself, called as `ops.attend` is: a loaded library takes over the operator, never this."""
     tables = (block_table, seq_lens, cu_query_lens)

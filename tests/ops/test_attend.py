@@ -58,7 +58,7 @@ def _assert_close(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out, expected, atol=atol, rtol=rtol)
 
 
-def _check(batch: PagedBatch, **options: Any) -> None:  # noqa: ANN401 - options of the operator
+def _check(batch: PagedBatch, **options: Any) -> None:
     expected_out, expected_lse = _contiguous(batch, **options)
     for attend in WAYS.values():
         out, lse = attend(**batch.arguments(), **options)

@@ -25,7 +25,7 @@ def _attend(
     table: list[list[int]],
     seq_lens: list[int],
     query_lens: list[int],
-    **options: Any,  # noqa: ANN401 - options of the operator
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention with keys and queries of 0, unless `k_cache` or `q` are given; `way` is one of WAYS."""
     k_cache = options.pop("k_cache", torch.zeros_like(v_cache))

@@ -37,6 +37,7 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype | str,
         device: torch.device | str = "cpu",
+        pin_memory: bool = False,
     ) -> None:
         """Allocate.
 
@@ -48,6 +49,7 @@ class KVStorage:
             head_dim: elements of one key, and of one value.
             dtype: float32, float16 or bfloat16, or its name.
             device: device or its name.
+            pin_memory: page-locked memory of the host, for asynchronous copies to and from a GPU.
 
         Raises:
             OutOfMemory: the device does not have that much memory.
@@ -74,7 +76,7 @@ class KVStorage:
         try:
             # Tensors made in inference mode could not be written outside it.
             with torch.inference_mode(mode=False):
-                self.layers: tuple[Tensor, ...] = tuple(self._zeros(shape) for _ in range(num_layers))
+                self.layers: tuple[Tensor, ...] = tuple(self._zeros(shape, pin_memory) for _ in range(num_layers))
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(num_bytes, available_memory(self.device) or 0, str(self.device)) from error
 
@@ -91,9 +93,9 @@ class KVStorage:
         """Values of a layer, a view [num_blocks + 1, kv_heads, block_size, head_dim]."""
         return self.layers[layer][:, 1]
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _zeros(self, shape: tuple[int, ...], pin_memory: bool) -> Tensor:  # noqa: FBT001 - one caller
+        if self.device.type != "cpu" or pin_memory:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device, pin_memory=pin_memory)
         # NumPy gets zeroed memory from the system, on huge pages where it can; torch.zeros would write all of it.
         num_bytes = math.prod(shape) * self.dtype.itemsize
         memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)

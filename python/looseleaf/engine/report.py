@@ -18,18 +18,20 @@ class Report:
     """The measurements of one run; of an interrupted run, those until then.
 
     Attributes:
-        num_requests: prompts that were given.
-        num_finished: prompts that were answered to their end.
+        num_requests: answers that were asked for: one for each prompt, or n.
+        num_finished: those that came to their end.
         num_prompt_tokens: tokens of all prompts that were not refused.
+        num_cached_tokens: those that were not computed, found in the prefix cache or shared by samples.
         num_generated_tokens: tokens that were generated.
         seconds: time inside the steps: the time that a caller of `stream` takes between events is not counted.
         tokens_per_second: generated tokens by seconds; 0 before the first.
         num_steps: forward passes of the model.
-        peak_running: most requests that ran in one step.
+        num_preemptions: how often blocks were taken from a running request.
+        peak_running: most sequences that ran in one step.
         peak_blocks: most blocks in use in one step.
         paged_bytes: peak blocks x bytes of a block, all layers: what the keys and values really took.
         padded_bytes: peak_running x longest (prompt + max_tokens) of the run x bytes of a token: one contiguous region
-            for each request that ran at once, each as long as the longest request may become.
+            for each sequence that ran at once, each as long as the longest request may become.
         contiguous_bytes: peak_running x max_sequence_len x bytes of a token: the same, each as long as a sequence of
             the engine may become.
         wasted_slots_percent: slots of the blocks in use that held no token, after each step, as a share of all slots of
@@ -39,10 +41,12 @@ class Report:
     num_requests: int
     num_finished: int
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_generated_tokens: int
     seconds: float
     tokens_per_second: float
     num_steps: int
+    num_preemptions: int
     peak_running: int
     peak_blocks: int
     paged_bytes: int
@@ -71,35 +75,39 @@ class Meter:
         self._sum_slots = 0
         self._sum_empty = 0
 
-    def add_step(self, seconds: float, *, num_running: int, num_blocks: int, num_empty: int) -> None:
+    def add_step(self, *, num_running: int, num_blocks: int, num_empty: int) -> None:
         """Count a step.
 
         Args:
-            seconds: how long it took.
-            num_running: requests that hold a sequence.
+            num_running: sequences that run.
             num_blocks: blocks in use after it.
             num_empty: slots without a token in those blocks.
         """
-        self._seconds += seconds
         self._num_steps += 1
         self._peak_running = max(self._peak_running, num_running)
         self._peak_blocks = max(self._peak_blocks, num_blocks)
         self._sum_slots += num_blocks * self._block_size
         self._sum_empty += num_empty
 
+    def add_seconds(self, seconds: float) -> None:
+        """Count the time of a step."""
+        self._seconds += seconds
+
     def report(self, requests: Collection[Request]) -> Report:
         """Sum up, with what the requests of the run say of themselves."""
         accepted = [request for request in requests if request.finish_reason != "error"]
-        num_generated = sum(len(request.token_ids) for request in accepted)
+        num_generated = sum(request.num_generated * request.num_rows for request in accepted)
         longest = max((request.max_len for request in accepted), default=0)
         return Report(
             num_requests=len(requests),
-            num_finished=sum(request.finish_reason is not None for request in accepted),
+            num_finished=sum(request.finish_reason in ("stop", "length") for request in accepted),
             num_prompt_tokens=sum(len(request.prompt) for request in accepted),
+            num_cached_tokens=sum(request.num_cached_tokens for request in accepted),
             num_generated_tokens=num_generated,
             seconds=self._seconds,
             tokens_per_second=num_generated / self._seconds if num_generated else 0.0,
             num_steps=self._num_steps,
+            num_preemptions=sum(request.num_preemptions for request in requests),
             peak_running=self._peak_running,
             peak_blocks=self._peak_blocks,
             paged_bytes=self._peak_blocks * self._block_size * self._bytes_per_token,

@@ -35,24 +35,26 @@ class Runner:
         self._is_checked = False
 
     @torch.inference_mode()
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: Step, rows: Tensor | None = None) -> Tensor:
         """Compute the tokens of a step, and write their keys and values.
 
         Args:
             step: what `PagedKVCache.step` returned, not committed yet; the model attends through it
                 (`use_paged_attention`).
+            rows: int64, the tokens of the step after which logits are wanted; None: the last of each sequence.
 
         Returns:
-            [num_sequences, vocabulary], the logits after the last token of each sequence.
+            [rows, vocabulary], those logits.
 
         Raises:
             UnsupportedModel: the model did not call our attention once in every layer.
         """
+        rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
         if self._is_checked:
-            return self._call(step, step)
+            return self._call(step, rows, step)
         witness = _Witness(step)
         try:
-            logits = self._call(step, witness)
+            logits = self._call(step, rows, witness)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
@@ -62,7 +64,7 @@ class Runner:
                 f"{self._name} called {ATTENTION_NAME} for layers {sorted(witness.layers)}, expected once for each of "
                 f"{self._num_layers}: it does not take its attention from transformers' AttentionInterface"
             )
-        if logits.shape[0] != len(step.last_rows):
+        if logits.shape[0] != len(rows):
             raise UnsupportedModel(f"{self._name} ignores logits_to_keep")
         self._is_checked = True
         return logits
@@ -71,12 +73,12 @@ class Runner:
     def _name(self) -> str:
         return type(self._model).__name__
 
-    def _call(self, step: Step, attention: Step | _Witness) -> Tensor:
+    def _call(self, step: Step, rows: Tensor, attention: Step | _Witness) -> Tensor:
         output = self._model(
             input_ids=step.token_ids[None],
             position_ids=step.positions[None],
             use_cache=False,
-            logits_to_keep=step.last_rows,
+            logits_to_keep=rows,
             step=attention,
         )
         logits: Tensor = output.logits[0]

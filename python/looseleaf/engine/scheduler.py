@@ -1,66 +1,41 @@
 """Which tokens run in the next step: continuous batching over a block manager. No tensors, no torch.
 
-A step holds one decode row for every running request whose prompt is done, then as much of the prompts as
-`max_batch_tokens` leaves: a long prompt is computed in chunks. Requests join and leave between any two steps, first
-come, first served.
+A step holds one token of every sequence that decodes, then as much of the prompts as `max_batch_tokens` leaves, in
+order of admission, then drafts: a long prompt is computed in chunks beside the others' answers. Requests join and leave
+between any two steps, in the order that `looseleaf.engine.admission` says.
 
-Promises, not blocks: a request is admitted when the pool could hold it at its longest beside the longest of everyone
-running, so a running request never runs out. The blocks themselves are allocated step by step, as tokens need them.
-
-The running requests stand in order of admission. A prompt gets tokens only when all before it got what they wanted, so
-requests that decode stand before those that still compute their prompts, and a step is a prefix of the running ones.
+Blocks are promised to nobody. When those that run need more than there are, the newest of them gives up its own, to be
+computed again or swapped in again, and goes back to its place in the queue. Only who generated a token since its
+admission is preempted; where that is nobody, the newest that need a block sit this step out. A prompt's blocks are all
+allocated at its admission, so it gets to its next token without more. Hence each preemption is paid for by a token at
+least, and all requests end.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, SequenceTooLong
+from looseleaf.engine import branching
+from looseleaf.engine.admission import Admission
+from looseleaf.engine.draft import propose
+from looseleaf.engine.plan import Plan
+from looseleaf.engine.rows import Rows
+from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, OutOfBlocks, SequenceTooLong
 from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from looseleaf.allocator import BlockManager
-    from looseleaf.engine.request import Request
+    from looseleaf.cache.swap import SwapSpace
+    from looseleaf.engine.beam import BeamStep
+    from looseleaf.engine.request import Branch, Request
 
-__all__ = ["Plan", "Scheduler"]
-
-_ROW = np.dtype(
-    [
-        ("handle", np.int64),
-        ("prompt_len", np.int64),
-        ("num_computed", np.int64),
-        ("num_promised", np.int64),
-        ("next_token", np.int64),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What one step computes.
-
-    Attributes:
-        handles: int64 [rows], the sequences of the step.
-        num_new: int64 [rows], tokens that each of them computes, at least 1.
-        token_ids: int64 [decode rows], the tokens of the decode rows; those of the prompts are known to the manager.
-    """
-
-    handles: NDArray[np.int64]
-    num_new: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return int(self.num_new.sum())
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -68,41 +43,58 @@ class Scheduler:
 
     Args:
         manager: hands out the blocks; nobody else allocates from it while requests run.
-        max_batch_tokens: most tokens of one step. Also the most requests that run at once, if that is fewer than the
-            manager's `max_sequences`: every running request needs a row.
+        max_batch_tokens: most tokens of one step. Also the most sequences that run at once, if that is fewer than the
+            manager's `max_sequences`: every one needs a row.
+        swap_space: where blocks of preempted requests go; None: they are always computed again.
+        prefers_swap: whether a preempted request of so many computed tokens is swapped out; None: whenever its blocks
+            have room there.
 
     Raises:
         InvalidArgument: `max_batch_tokens` is below 1.
     """
 
-    def __init__(self, manager: BlockManager, *, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        *,
+        max_batch_tokens: int,
+        swap_space: SwapSpace | None = None,
+        prefers_swap: Callable[[int], bool] | None = None,
+    ) -> None:
         if max_batch_tokens < 1:
             raise InvalidArgument(f"max_batch_tokens must be at least 1, not {max_batch_tokens}")
         self.manager = manager
         self._max_batch_tokens = max_batch_tokens
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._rows = np.zeros(min(manager.max_sequences, max_batch_tokens), dtype=_ROW)
+        self._prefers_swap = prefers_swap
+        self._swap_space = swap_space
+        self._rows = Rows(min(manager.max_sequences, max_batch_tokens))
+        self._admission = Admission(manager, self._rows, swap_space)
+        self._stalled: set[int] = set()
+        self.num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not started."""
-        return len(self._waiting)
+        """Requests that hold no sequence."""
+        return len(self._admission.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests that hold a sequence."""
-        return len(self._running)
+        return len(self._rows.requests()) + len(self._admission.arriving)
 
-    def num_empty_slots(self, plan: Plan) -> int:
-        """Slots without a token in the blocks of the running requests, once the step of `plan` is computed.
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run: one for each sample, one for each beam."""
+        return len(self._rows.branches)
 
-        Blocks are allocated as tokens reach them, and shared ones are full: only the last block of a sequence has empty
-        slots.
-        """
-        lengths = self._live_rows["num_computed"].copy()
-        lengths[: len(plan.num_new)] += plan.num_new
-        return int((-lengths % self.manager.block_size).sum())
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left, and no block in flight."""
+        return not (self._rows.branches or self.num_waiting or self._admission.is_in_flight)
+
+    def num_empty_slots(self, plan: Plan, num_computed: NDArray[np.int64]) -> int:
+        """Slots without a token in the blocks of the running requests once a plan is computed, as for `advance`."""
+        return self._rows.num_empty_slots(self.manager.block_size, plan.rows, num_computed)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -111,102 +103,235 @@ class Scheduler:
             EmptyPrompt: its prompt has no token.
             SequenceTooLong: prompt and answer may outgrow the manager's `max_sequence_len`.
             NeverFits: prompt and answer may need more blocks than the pool has.
+            InvalidArgument: it has more beams than sequences can run at once.
         """
         if not len(request.prompt):
             raise EmptyPrompt
         if request.max_len > self.manager.max_sequence_len:
             raise SequenceTooLong(request.max_len, self.manager.max_sequence_len)
-        if self._num_blocks(request) > self.manager.num_blocks:
-            raise NeverFits(self._num_blocks(request), self.manager.num_blocks)
-        self._waiting.append(request)
+        num_blocks = blocks_for_tokens(request.max_len, self.manager.block_size)
+        if request.num_rows > 1:
+            # Beams share the prompt's full blocks; each has its answer for itself, and a copy of the prompt's end.
+            own = blocks_for_tokens(request.params.max_tokens, self.manager.block_size) + 1
+            num_blocks += request.num_rows * own
+        if num_blocks > self.manager.num_blocks:
+            raise NeverFits(num_blocks, self.manager.num_blocks)
+        if request.num_rows > self._rows.size:
+            raise InvalidArgument(f"num_beams must be at most {self._rows.size}, the rows of a step")
+        self._admission.submit(request)
 
     def plan(self) -> Plan | None:
-        """Admit who can be, and choose the tokens of the next step; None when no request is left."""
-        rows = self._live_rows
-        self._admit(self._max_batch_tokens - int(_wanted(rows).sum()))
-        rows = self._live_rows
-        if not len(rows):
-            return None
-        wanted = _wanted(rows)
-        num_new = np.clip(self._max_batch_tokens - (np.cumsum(wanted) - wanted), 0, wanted)
-        rows = rows[: np.count_nonzero(num_new)]
-        return Plan(
-            handles=rows["handle"].copy(),
-            num_new=num_new[: len(rows)],
-            token_ids=rows["next_token"][rows["num_computed"] >= rows["prompt_len"]],
-        )
+        """Admit who can be, and choose the tokens of the next step; None when no request is left that runs.
 
-    def advance(self, plan: Plan, token_ids: Sequence[int]) -> list[Request]:
-        """Book a step that was computed: every row whose prompt is done got a token; who finished leaves.
+        A request that is alone, and still does not get its blocks, ends with that error.
+        """
+        self._stalled.clear()
+        while True:
+            self._admission.settle()
+            self._release_held()
+            self._admission.admit(self._max_batch_tokens - int(self._rows.pending().sum()))
+            plan = self._compose(with_drafts=True)
+            if plan is not None or not self._admission.is_in_flight:
+                return plan
+            self._admission.settle(wait=True)
+
+    def preempt(self, plan: Plan) -> Plan | None:
+        """Make room after `reserve` had not enough blocks for a plan, and plan again.
+
+        Drafts go first, then the blocks of the newest request that may be preempted, never those of the oldest; then
+        the newest requests that need a block sit this step out.
+
+        Returns:
+            What to try now; None: nothing can run without blocks that somebody else holds, or that are in flight; call
+            `plan` again.
+        """
+        if plan.drafts:
+            return self._compose(with_drafts=False)
+        running = sorted(self._rows.requests(), key=lambda request: request.arrival)
+        victims = [request for request in running[1:] if request.has_progressed]
+        if victims and not self._admission.num_leaving_blocks:
+            self._preempt(victims[-1])
+            return self._compose(with_drafts=False)
+        # Beams are among them although their branches may need blocks for what they generated before.
+        needy = [request for request in running if request.has_progressed or request.beam is not None]
+        left = [request for request in needy if id(request) not in self._stalled]
+        if left:
+            self._stalled.add(id(left[-1]))
+            shorter = self._compose(with_drafts=False)
+            if shorter is None and self._admission.is_in_flight:
+                self._admission.settle(wait=True)
+                return None
+            if shorter is not None:
+                return shorter
+        if len(running) > 1:
+            self._preempt(running[-1])
+        else:
+            available = self.manager.stats().num_available  # somebody else holds the blocks that are missing
+            self.fail(running, OutOfBlocks(available + 1, available, 0))
+        return None
+
+    def advance(
+        self,
+        plan: Plan,
+        num_computed: NDArray[np.int64],
+        answers: Sequence[Sequence[int]],
+        *,
+        samples: Mapping[int, Sequence[int]],
+        beams: Mapping[int, BeamStep],
+    ) -> list[Request]:
+        """Book a step that was computed and committed; who finished leaves.
 
         Args:
-            plan: what was computed, as `plan` returned it, with no call in between.
-            token_ids: one token for each row of the plan; those of rows whose prompt is not done are not looked at.
+            plan: what was computed, as `plan` or `preempt` returned it, with no call in between.
+            num_computed: int64 [sequences], computed tokens of each, without the drafts that were not accepted; the
+                manager was told by `commit`, and to forget those by `truncate`.
+            answers: the tokens of each sequence that follow the known ones; none where its tokens are not all computed,
+                and for beams.
+            samples: by the request's `arrival`, the first token of each of the samples that begin with its own.
+            beams: by the request's `arrival`, what its beam search chose.
 
         Returns:
             The requests that got a token, in order; it is the last of their `token_ids`.
         """
-        rows = self._rows[: len(plan.handles)]
-        rows["num_computed"] += plan.num_new
-        rows["next_token"] = token_ids
-        served = []
-        for row in np.flatnonzero(rows["num_computed"] >= rows["prompt_len"]).tolist():
-            request = self._running[row]
-            request.accept(token_ids[row])
-            served.append(request)
-        self._remove([request for request in served if request.finish_reason])
+        live, branches = self._rows.live, self._rows.branches
+        live["num_computed"][plan.rows] = num_computed
+        live["num_told"] = np.maximum(live["num_told"], live["num_computed"])
+        served, rows, tokens, counts = [], [], [], []
+        for row, answer in zip(plan.rows.tolist(), answers, strict=True):
+            if answer:
+                request = branches[row].request
+                request.accept(answer)
+                served.append(request)
+                rows.append(row)
+                tokens.append(answer[-1])
+                counts.append(len(answer))
+        if rows:
+            live["num_known"][rows] += counts
+            live["last_token"][rows] = tokens
+        for request in [request for request in served if request.samples]:
+            served += branching.begin_samples(self._rows, request, samples[request.arrival], self._admission.put_back)
+        for branch in {id(branch.request): branch for branch in plan.branches}.values():
+            if branch.request.beam is not None:
+                served += branching.advance_beams(self._rows, branch.request, beams.get(branch.request.arrival))
+        self._leave([request for request in served if request.finish_reason])
         return served
 
     def abort(self, requests: Collection[Request]) -> None:
         """Drop requests, waiting or running, and give back their blocks; unknown and finished ones are left alone.
 
-        Safe after an interrupt at any point of the other methods when it drops all requests.
+        Blocks that are in flight are given back when their copies are done. Samples that have not begun leave with the
+        request that they would begin with. Safe after an interrupt at any point of the other methods when it drops all
+        requests.
         """
-        leaving = set(map(id, requests))
-        self._waiting = deque(request for request in self._waiting if id(request) not in leaving)
-        self._remove(requests)
-
-    @property
-    def _live_rows(self) -> NDArray[np.void]:
-        return self._rows[: len(self._running)]
-
-    def _num_blocks(self, request: Request) -> int:
-        return blocks_for_tokens(request.max_len, self.manager.block_size)
-
-    def _admit(self, budget: int) -> None:
-        num_promised = int(self._live_rows["num_promised"].sum())
-        while self._waiting and budget > 0 and len(self._running) < len(self._rows):
-            request = self._waiting[0]
-            num_promised += self._num_blocks(request)
-            if num_promised > self.manager.num_blocks:
-                return
-            request.sequence = self.manager.admit(request.prompt, reserve=min(len(request.prompt), budget))
-            num_cached = request.sequence.num_cached_tokens
-            self._rows[len(self._running)] = (
-                request.sequence.handle,
-                len(request.prompt),
-                num_cached,
-                self._num_blocks(request),
-                0,
-            )
-            self._running.append(request)
-            self._waiting.popleft()
-            budget -= len(request.prompt) - num_cached
-
-    def _remove(self, requests: Collection[Request]) -> None:
-        if not requests:
-            return
-        leaving = set(map(id, requests))
-        stays = np.fromiter((id(request) not in leaving for request in self._running), dtype=bool)
-        rows = self._live_rows[stays]
-        self._rows[: len(rows)] = rows
-        self._running = [request for request in self._running if id(request) not in leaving]
-        self.manager.release([request.sequence for request in requests if request.sequence is not None])
         for request in requests:
-            request.sequence = None
+            request.finish_reason = request.finish_reason or "abort"
+            for sample in request.samples:
+                sample.finish_reason = sample.finish_reason or "abort"
+        self._admission.drop(requests)
+        self._leave(requests)
+
+    def fail(self, requests: Collection[Request], error: Exception) -> None:
+        """End requests with an error, samples that have not begun among them; their blocks are given back."""
+        for request in requests:
+            request.fail(error)
+        self.abort(requests)
+
+    def close(self) -> None:
+        """Wait for all copies that are in flight."""
+        self._admission.settle(wait=True)
+
+    def _compose(self, *, with_drafts: bool) -> Plan | None:
+        live, branches = self._rows.live, self._rows.branches
+        pending = self._rows.pending()
+        if self._stalled:
+            pending[[id(branch.request) in self._stalled for branch in branches]] = 0
+        num_new = (pending == 1).astype(np.int64)
+        prompts = np.where(pending > 1, pending, 0)
+        left = self._max_batch_tokens - int(num_new.sum())
+        num_new += np.clip(left - (np.cumsum(prompts) - prompts), 0, prompts)
+        rows = np.flatnonzero(num_new)
+        if not len(rows):
+            return None
+        num_new, chosen = num_new[rows], live[rows]
+        chosen_branches = [branches[row] for row in rows.tolist()] if len(rows) < len(branches) else list(branches)
+        num_computed = chosen["num_computed"] + num_new
+        num_logits = (num_computed == chosen["num_known"]).astype(np.int64)
+        drafts: dict[int, NDArray[np.int64]] = {}
+        left = self._max_batch_tokens - int(num_new.sum())
+        for place, branch in enumerate(chosen_branches):
+            request = branch.request
+            if request.is_plain:
+                continue
+            if request.params.prompt_logprobs is not None and chosen["num_computed"][place] < len(request.prompt):
+                num_logits[place] = num_new[place]
+            if branch not in request.branches:
+                num_logits[place] = 0
+            if with_drafts and num_logits[place] and num_new[place] == 1:
+                wanted = min(request.params.prompt_lookup_num_tokens, left, request.num_left - 1)
+                found = propose(branch.history(), wanted) if wanted > 0 else np.empty(0, np.int64)
+                if len(found):
+                    drafts[place] = found
+                    left -= len(found)
+                    for counts in (num_new, num_computed, num_logits):
+                        counts[place] += len(found)
+        return Plan(
+            rows=rows,
+            branches=chosen_branches,
+            handles=chosen["handle"].copy(),
+            num_new=num_new,
+            num_computed=num_computed,
+            num_logits=num_logits,
+            token_ids=_unknown_tokens(chosen, chosen_branches, num_computed, drafts),
+            drafts=drafts,
+        )
+
+    def _release_held(self) -> None:
+        """Let a beam search go on once all of its branches are computed again."""
+        live = self._rows.live
+        for row in np.flatnonzero(live["num_held"]).tolist():
+            rows = self._rows.of(self._rows.branches[row].request)
+            if not (live["num_known"] - live["num_computed"] - live["num_held"])[rows].any():
+                live["num_held"][rows] = 0
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        (row,) = self._rows.of(request)[:1]
+        num_computed = int(self._rows.live["num_computed"][row])
+        self._rows.remove([request])
+        is_swapped = request.beam is None and (self._prefers_swap is None or self._prefers_swap(num_computed))
+        if not (is_swapped and self._admission.swap_out(request)):
+            self._give_up(request)
+        self._admission.put_back(request)
+
+    def _leave(self, requests: Collection[Request]) -> None:
+        if requests:
+            self._rows.remove(requests)
+            for request in requests:
+                self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        held = [branch.sequence for branch in request.held_branches() if branch.sequence is not None]
+        if held:
+            self.manager.release(held)
+        for branch in request.held_branches():
+            branch.sequence = None
 
 
-def _wanted(rows: NDArray[np.void]) -> NDArray[np.int64]:
-    """What is left of each prompt, or one token."""
-    wanted: NDArray[np.int64] = np.maximum(rows["prompt_len"] - rows["num_computed"], 1)
-    return wanted
+def _unknown_tokens(
+    chosen: NDArray[np.void],
+    branches: Sequence[Branch],
+    num_computed: NDArray[np.int64],
+    drafts: Mapping[int, NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    """What the manager must be told: nearly always the last token of each sequence that decodes."""
+    unknown = num_computed - chosen["num_told"]
+    if not drafts and (chosen["num_known"] - chosen["num_told"]).max() <= 1:
+        tokens: NDArray[np.int64] = chosen["last_token"][unknown > 0]
+        return tokens
+    told = []
+    for place in np.flatnonzero(unknown > 0).tolist():
+        start, end = int(chosen["num_told"][place]), int(num_computed[place])
+        told.append(branches[place].history()[start:end])
+        told.append(drafts.get(place, np.empty(0, np.int64)))
+    return np.concatenate(told) if told else np.empty(0, np.int64)

@@ -66,28 +66,65 @@ def decode(token_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class TextStream:
-    """The text of one answer, piece by piece.
+    """The text of one answer, piece by piece, up to a stop string.
 
     A token can end inside a character, and a tokenizer can treat the first token of a text specially. So each piece is
     the difference of two texts that begin at the last piece's first token, and it waits for its last character's bytes.
+    What may be the beginning of a stop string waits, too; with a whole one the text ends before it.
+
+    Args:
+        tokenizer: decodes.
+        stop: strings that end the text.
+
+    Attributes:
+        text: the pieces handed out so far.
+        is_stopped: whether a stop string came.
     """
 
-    __slots__ = ("_begin", "_end", "_token_ids", "_tokenizer")
+    __slots__ = ("_begin", "_end", "_stop", "_token_ids", "_tokenizer", "_waiting", "is_stopped", "text")
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._token_ids: list[int] = []
         self._begin = 0
         self._end = 0
+        self._stop = stop
+        self._waiting = ""
+        self.text = ""
+        self.is_stopped = False
 
-    def push(self, token_id: int) -> str:
-        """Add a token, and take the text that became whole with it."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Add a token, and take the text that became certain with it.
+
+        Args:
+            token_id: the next token; none may come after a stop string.
+            may_stop: whether a stop string ends the text now; one that comes before that is text.
+        """
         self._token_ids.append(token_id)
-        return self._take(wait=True)
+        self._waiting += self._take(wait=True)
+        return self._pass_on(may_stop=may_stop)
 
     def finish(self) -> str:
         """Take what still waited."""
-        return self._take(wait=False)
+        if self.is_stopped:
+            return ""
+        self._waiting += self._take(wait=False)
+        piece = self._pass_on(may_stop=True)
+        rest, self._waiting = self._waiting, ""
+        self.text += rest
+        return piece + rest
+
+    def _pass_on(self, *, may_stop: bool) -> str:
+        """Cut the waiting text at its first stop string, or where one may begin."""
+        end = len(self._waiting)
+        if may_stop and self._stop:
+            places = [place for place in (self._waiting.find(stop) for stop in self._stop) if place >= 0]
+            self.is_stopped = bool(places)
+            end = min(places) if places else end - _longest_begin(self._waiting, self._stop)
+        piece = self._waiting[:end]
+        self._waiting = "" if self.is_stopped else self._waiting[end:]
+        self.text += piece
+        return piece
 
     def _take(self, *, wait: bool) -> str:
         given = decode(self._token_ids[self._begin : self._end], self._tokenizer)
@@ -97,6 +134,21 @@ class TextStream:
         self._begin = self._end
         self._end = len(self._token_ids)
         return text[len(given) :]
+
+
+def _longest_begin(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of a text with which a stop string may begin.
+
+    >>> _longest_begin("we are at the EN", ("END", "NONE")), _longest_begin("end", ("END",))
+    (2, 0)
+    """
+    longest = 0
+    for one in stop:
+        for length in range(min(len(one) - 1, len(text)), longest, -1):
+            if text.endswith(one[:length]):
+                longest = length
+                break
+    return longest
 
 
 def _tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 
 
-def _divide(a: Array, b: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _divide(a: Array, b: Array) -> Any:
     """Integer division toward zero."""
     if np.dtype(a.dtype).kind == "u":
         return a // b
@@ -20,22 +20,22 @@ def _divide(a: Array, b: Array) -> Any:  # noqa: ANN401 - numpy's own types
     return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
-def _shift_left(a: Array, count: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _shift_left(a: Array, count: Array) -> Any:
     bits = a.dtype.itemsize * 8
     return np.where(count >= bits, a.dtype.type(0), a << np.minimum(count, bits - 1).astype(a.dtype))
 
 
-def _shift_right(a: Array, count: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _shift_right(a: Array, count: Array) -> Any:
     bits = a.dtype.itemsize * 8
     shifted = a >> np.minimum(count, bits - 1).astype(a.dtype)
     return shifted if a.dtype.kind == "i" else np.where(count >= bits, a.dtype.type(0), shifted)
 
 
-def _fused(a: Array, b: Array, c: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _fused(a: Array, b: Array, c: Array) -> Any:
     return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
 
 
-def _multiply_high(a: Array, b: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _multiply_high(a: Array, b: Array) -> Any:
     return ((a.astype(object) * b.astype(object)) >> (8 * a.dtype.itemsize)).astype(a.dtype)
 
 

@@ -110,7 +110,7 @@ class Machine:
         constant = self._constant(operand, kind)
         return lambda lanes: np.full(len(lanes), constant, kind)
 
-    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:  # noqa: ANN401 - a number of that type
+    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:
         named = {"%ntid.x": self.threads, "%nctaid.x": self.count // self.threads, "%ntid.y": 1, "%ntid.z": 1}
         if operand in named:
             return kind.type(named[operand])
@@ -189,7 +189,7 @@ class Machine:
         return lambda lanes: self.write(target, lanes, np.asarray(function(*[read(lanes) for read in sources])))
 
     def _insert(self, operands: tuple[str, ...], kind: np.dtype[Any]) -> Execute:
-        def insert(a: Array, b: Array, at: Array, length: Array) -> Any:  # noqa: ANN401 - numpy's own types
+        def insert(a: Array, b: Array, at: Array, length: Array) -> Any:
             one = kind.type(1)
             mask = ((one << length.astype(kind)) - one) << at.astype(kind)
             return (b & ~mask) | ((a << at.astype(kind)) & mask)

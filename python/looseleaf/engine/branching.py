@@ -1,0 +1,125 @@
+"""Sequences that come from one: samples of a prompt, and the beams of a search, by fork and copy-on-write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from looseleaf.engine.request import Branch
+from looseleaf.errors import TooManySequences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from looseleaf.engine.beam import BeamStep
+    from looseleaf.engine.request import Request
+    from looseleaf.engine.rows import Rows
+
+__all__ = ["advance_beams", "begin_samples"]
+
+
+def begin_samples(
+    rows: Rows, request: Request, first_tokens: Sequence[int], put_back: Callable[[Request], None]
+) -> list[Request]:
+    """Begin the other samples of a prompt as forks of the first, which has just computed it.
+
+    A sample without a row waits in the queue like a request of its own: it has its first token.
+
+    Args:
+        rows: the running sequences.
+        request: the first sample, which holds the prompt's sequence.
+        first_tokens: one for each of its samples.
+        put_back: queues a request.
+
+    Returns:
+        The samples, which have their first token; some may be finished.
+    """
+    samples, request.samples = request.samples, []
+    parent = request.branches[0].sequence
+    prompt_len = len(request.prompt)
+    for sample, token_id in zip(samples, first_tokens, strict=True):
+        sample.accept([token_id])
+        if sample.finish_reason is not None:
+            continue
+        sample.num_cached_tokens, sample.num_at_admission = prompt_len, 0
+        sample.times.admitted = request.times.admitted
+        branch = sample.branches[0]
+        if len(rows) < rows.size and parent is not None:
+            try:
+                branch.sequence = parent.fork()
+            except TooManySequences:
+                pass
+            else:
+                rows.add(branch, num_known=prompt_len + 1, num_computed=prompt_len, last_token=token_id)
+                continue
+        put_back(sample)
+    return samples
+
+
+def advance_beams(rows: Rows, request: Request, step: BeamStep | None) -> list[Request]:
+    """Let the branches of a beam search follow what it chose, or begin again after the prompt was computed again.
+
+    Args:
+        rows: the running sequences.
+        request: whose step was computed.
+        step: which branch each new one continues, and by which token; None while it computes what it knew.
+
+    Returns:
+        The request, if its branches got a token.
+    """
+    if step is not None:
+        _follow(rows, request, step)
+        return [request]
+    root = request.root
+    if root is not None and root.sequence is not None:
+        (row,) = rows.of(request)
+        if rows.live["num_computed"][row] == len(request.prompt):
+            _restore(rows, request, root)
+    return []
+
+
+def _follow(rows: Rows, request: Request, step: BeamStep) -> None:
+    before = request.branches
+    num_computed = len(request.prompt) + len(before[0].token_ids)
+    rows.remove([request])
+    used = set(step.parents)
+    for place, branch in enumerate(before):
+        if place not in used and branch.sequence is not None:  # before the forks, so that there is a place for them
+            branch.sequence.release()
+            branch.sequence = None
+    request.branches = [
+        Branch(request, [*before[parent].token_ids, token_id])
+        for parent, token_id in zip(step.parents, step.token_ids, strict=True)
+    ]
+    if request.beam is not None and request.beam.is_done:
+        request.finish_reason = "stop"
+        request.branches += [branch for branch in before if branch.sequence is not None]  # to be released
+        return
+    heirs: dict[int, Branch] = {}
+    for branch, parent in zip(request.branches, step.parents, strict=True):
+        sequence = before[parent].sequence
+        assert sequence is not None  # noqa: S101 - a parent is a branch that ran
+        if parent in heirs:
+            branch.sequence = sequence.fork()
+        else:
+            heirs[parent] = branch
+            branch.sequence = sequence
+        rows.add(branch, num_known=num_computed + 1, num_computed=num_computed, last_token=branch.token_ids[-1])
+
+
+def _restore(rows: Rows, request: Request, root: Branch) -> None:
+    """Fork every branch from the prompt; what each of them generated is computed again, then all go on together."""
+    rows.remove([request])
+    num_computed = len(request.prompt)
+    num_generated = request.num_generated
+    assert root.sequence is not None  # noqa: S101 - it was computed
+    for place, branch in enumerate(request.branches):
+        branch.sequence = root.sequence if place == 0 else root.sequence.fork()
+        rows.add(
+            branch,
+            num_known=num_computed + num_generated,
+            num_computed=num_computed,
+            last_token=branch.token_ids[-1],
+            num_held=int(num_generated > 1),
+        )
+    root.sequence = None
+    request.root = None

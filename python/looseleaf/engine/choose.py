@@ -1,0 +1,179 @@
+"""From the logits of a step to the next tokens of its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from looseleaf.engine.logprobs import TokenLogprobs, prompt_logprobs
+from looseleaf.engine.sampler import Row, greedy, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from looseleaf.engine.beam import BeamStep
+    from looseleaf.engine.plan import Plan
+    from looseleaf.engine.request import Request
+
+__all__ = ["Choices", "choose"]
+
+
+@dataclass(slots=True, eq=False)
+class Choices:
+    """What a step decided.
+
+    Attributes:
+        num_computed: int64 [sequences], computed tokens of each without the drafts that were not accepted.
+        answers: by place in the plan, the tokens that follow the known ones.
+        samples: by the request's `arrival`, the first token of each sample that begins with it.
+        beams: by the request's `arrival`, what its search chose.
+        failed: requests whose own logits processors raised, with the error.
+    """
+
+    num_computed: NDArray[np.int64]
+    answers: list[list[int]]
+    samples: dict[int, list[int]] = field(default_factory=dict)
+    beams: dict[int, BeamStep] = field(default_factory=dict)
+    failed: list[tuple[Request, Exception]] = field(default_factory=list)
+
+
+def choose(logits: Tensor, plan: Plan) -> Choices:
+    """Choose the next tokens of all requests of a step.
+
+    A draft is accepted where it is the very token that is chosen at its place; so speculation changes no text.
+
+    Args:
+        logits: [sum of `plan.num_logits`, vocabulary].
+        plan: of the step.
+    """
+    requests = [branch.request for branch in plan.branches]
+    if all(request.is_plain and request.is_greedy and not request.samples for request in requests):
+        tokens = greedy(logits).tolist()
+        if len(tokens) == len(plan.branches):
+            return Choices(plan.num_computed, [[token] for token in tokens])
+        left = iter(tokens)
+        return Choices(plan.num_computed, [[next(left)] if count else [] for count in plan.num_logits.tolist()])
+    return _Chooser(logits, plan).choose()
+
+
+class _Chooser:
+    """Gathers the rows that must be drawn, draws them at once, and hands them out."""
+
+    def __init__(self, logits: Tensor, plan: Plan) -> None:
+        self._logits = logits
+        self._plan = plan
+        self._rows: list[Row] = []
+        self._places: list[int] = []
+        self._owners: list[Request] = []
+        self._choices = Choices(plan.num_computed.copy(), [[] for _ in plan.branches])
+
+    def choose(self) -> Choices:
+        plan, choices = self._plan, self._choices
+        starts = (np.cumsum(plan.num_logits) - plan.num_logits).tolist()
+        spans: list[tuple[int, Request, int, int]] = []
+        beams: dict[int, tuple[Request, list[int]]] = {}
+        for place, (branch, begin) in enumerate(zip(plan.branches, starts, strict=True)):
+            start, count = begin, int(plan.num_logits[place])
+            request = branch.request
+            if not count:
+                continue
+            if request.params.prompt_logprobs is not None:
+                self._read_prompt(place, request, start, count)
+                known = len(request.prompt) + request.num_generated
+                if int(plan.num_computed[place]) < known:
+                    continue
+                start += count - 1  # the last row chooses
+            if request.beam is not None:
+                beams.setdefault(request.arrival, (request, []))[1].append(start)
+                continue
+            first = len(self._rows)
+            self._add_rows(request, start, plan.drafts.get(place, ()))
+            spans.append((place, request, first, len(self._rows)))
+        for request, places in beams.values():
+            logprobs = torch.log_softmax(self._logits[places].float(), dim=-1)
+            assert request.beam is not None  # noqa: S101 - gathered above
+            choices.beams[request.arrival] = request.beam.advance(logprobs)
+        drawn = self._draw()
+        for place, request, first, end in spans:
+            self._hand_out(place, request, drawn[first:end])
+        return choices
+
+    def _add_rows(self, request: Request, start: int, drafts: Sequence[int] | NDArray[np.int64]) -> None:
+        proposed = [int(token) for token in drafts]
+        for number in range(len(proposed) + 1):
+            self._add_row(request, start + number, request.token_ids + proposed[:number] if number else None)
+        for other in request.samples:
+            self._add_row(other, start)
+
+    def _add_row(self, request: Request, place: int, token_ids: list[int] | None = None) -> None:
+        self._rows.append(
+            Row(
+                params=request.params,
+                prompt=request.prompt,
+                token_ids=request.token_ids if token_ids is None else token_ids,
+                seed=request.seed,
+                stop_token_ids=request.stop_token_ids,
+            )
+        )
+        self._places.append(place)
+        self._owners.append(request)
+
+    def _draw(self) -> list[tuple[int, TokenLogprobs | None] | None]:
+        """Token and log-probabilities of each row; None for those of a request whose own processors raised."""
+        if not self._rows:
+            return []
+        logits = self._logits[self._places]
+        try:
+            sampled = sample(logits, self._rows)
+        except Exception:
+            if not any(row.params.logits_processors for row in self._rows):
+                raise
+        else:
+            return list(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        # Somebody's processor: one request at a time, so that only its owner fails.
+        drawn: list[tuple[int, TokenLogprobs | None] | None] = []
+        for number, (row, owner) in enumerate(zip(self._rows, self._owners, strict=True)):
+            try:
+                sampled = sample(logits[number : number + 1], [row])
+            except Exception as error:  # noqa: BLE001 - it is the caller's code, and becomes the request's error
+                self._choices.failed.append((owner, error))
+                drawn.append(None)
+            else:
+                drawn.append((sampled.token_ids[0], sampled.logprobs[0]))
+        return drawn
+
+    def _hand_out(self, place: int, request: Request, drawn: list[tuple[int, TokenLogprobs | None] | None]) -> None:
+        drafts = self._plan.drafts.get(place, ())
+        own, others = drawn[: len(drafts) + 1], drawn[len(drafts) + 1 :]
+        accepted = [one for one in own if one is not None]
+        if len(accepted) < len(own) or None in others:
+            return
+        num_accepted = 1
+        while num_accepted <= len(drafts) and accepted[num_accepted - 1][0] == drafts[num_accepted - 1]:
+            num_accepted += 1
+        self._choices.num_computed[place] -= len(own) - num_accepted
+        self._choices.answers[place] = [token_id for token_id, _ in accepted[:num_accepted]]
+        request.logprobs += [logprobs for _, logprobs in accepted[:num_accepted] if logprobs is not None]
+        if others:
+            self._choices.samples[request.arrival] = [one[0] for one in others if one is not None]
+            for other, one in zip(request.samples, others, strict=True):
+                if one is not None and one[1] is not None:
+                    other.logprobs.append(one[1])
+
+    def _read_prompt(self, place: int, request: Request, start: int, count: int) -> None:
+        """Log-probabilities of prompt tokens; a row tells those of the token after it."""
+        assert request.params.prompt_logprobs is not None  # noqa: S101 - asked by the caller
+        end = int(self._plan.num_computed[place])
+        begin = end - count
+        done = len(request.prompt_logprobs)  # computed before a preemption
+        targets = request.prompt[max(begin, done) + 1 : end + 1]
+        if len(targets):
+            first = start + max(begin, done) - begin
+            rows = self._logits[first : first + len(targets)]
+            request.prompt_logprobs += prompt_logprobs(rows, targets, num_top=request.params.prompt_logprobs)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import torch
+from tests.engine.fake_model import FakeModel, assert_all_free, new_cache, new_loop, new_requests, run
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from looseleaf import Engine, SamplingParams
+from looseleaf.engine.beam import BeamSearch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAX_TOKENS = 12
+PROMPT = [5, 9, 2, 7, 7, 3, 1, 8, 4]
+
+
+@pytest.fixture(scope="module")
+def small_model() -> PreTrainedModel:
+    """Few tokens, so that the end of text is often among the likeliest."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=6,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight[6] *= 1.7
+    return model
+
+
+def theirs(model: PreTrainedModel, prompt: list[int], **options: object) -> list[list[int]]:
+    """What transformers finds, without the padding behind an end."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=MAX_TOKENS,
+        **options,
+    )
+    answers: list[list[int]] = output[:, len(prompt) :].tolist()
+    return [answer[: answer.index(6) + 1] if 6 in answer else answer for answer in answers]
+
+
+def ours(model: PreTrainedModel, prompt: list[int], params: SamplingParams) -> list[list[int]]:
+    """The search, driven by whole forward passes without a cache."""
+    search = BeamSearch(params, frozenset({6}))
+    branches: list[list[int]] = [[]]
+    with torch.inference_mode():
+        while not search.is_done:
+            logits = model(torch.tensor([prompt + branch for branch in branches]), use_cache=False).logits[:, -1]
+            step = search.advance(logits.log_softmax(-1))
+            branches = [[*branches[parent], token] for parent, token in zip(step.parents, step.token_ids, strict=True)]
+    return [token_ids for token_ids, _ in search.best(params.n)]
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.5, 1.0, 2.0, -1.0])
+def test_answers_are_those_of_transformers(
+    small_model: PreTrainedModel, early_stopping: bool | Literal["never"], length_penalty: float
+) -> None:
+    num_ended = 0
+    for num_beams in (2, 3, 4):
+        for shift in range(4):
+            prompt = [(token + shift) % 24 for token in PROMPT]
+            params = SamplingParams(
+                max_tokens=MAX_TOKENS,
+                num_beams=num_beams,
+                n=num_beams,
+                early_stopping=early_stopping,
+                length_penalty=length_penalty,
+            )
+            found = ours(small_model, prompt, params)
+            expected = theirs(
+                small_model,
+                prompt,
+                num_beams=num_beams,
+                num_return_sequences=num_beams,
+                early_stopping=early_stopping,
+                length_penalty=length_penalty,
+            )
+            assert found == expected
+            num_ended += sum(answer[-1] == 6 for answer in found)
+    if length_penalty < 1:
+        assert num_ended > 5, "answers were to end by themselves, too"
+
+
+def test_no_answer_ends_before_min_tokens(small_model: PreTrainedModel) -> None:
+    params = SamplingParams(max_tokens=MAX_TOKENS, min_tokens=7, num_beams=3)
+    (found,) = ours(small_model, PROMPT, params)
+    assert [found] == theirs(small_model, PROMPT, num_beams=3, min_new_tokens=7)
+    assert 6 not in found[:7]
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("num_blocks", [22, 60])
+def test_the_engine_answers_as_transformers_and_copies_what_beams_share(
+    small_model: PreTrainedModel, num_blocks: int, prefix_caching: bool
+) -> None:
+    engine = Engine(
+        small_model, num_blocks=num_blocks, block_size=8, max_batch_tokens=16, prefix_caching=prefix_caching
+    )
+    prompts = [[(token + shift) % 24 for token in PROMPT] for shift in range(5)]
+    params = [SamplingParams(max_tokens=MAX_TOKENS, num_beams=number, n=number) for number in (2, 4, 3, 4, 2)]
+    results = engine.generate(prompts, params)
+    found = [[result.token_ids for result in results if result.index == index] for index in range(len(prompts))]
+    expected = [
+        theirs(small_model, prompt, num_beams=one.num_beams, num_return_sequences=one.n)
+        for prompt, one in zip(prompts, params, strict=True)
+    ]
+    assert found == expected
+    assert [result.sample for result in results] == [0, 1, 0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0, 1]
+    scores = [result.score for result in results[2:6]]
+    assert scores == sorted(scores, key=lambda score: -(score or 0))
+    stats = engine.cache.stats()
+    assert stats.num_copies > 0
+    assert stats.num_available == num_blocks
+    engine.cache.manager.validate()
+
+
+def test_beams_that_are_preempted_are_computed_again_and_answer_the_same() -> None:
+    sizes = [(9, 20), (6, 20), (11, 20), (4, 20)]
+
+    def answers(num_blocks: int, *, prefix_caching: bool = True) -> tuple[list[list[list[int]]], int]:
+        cache = new_cache(num_blocks, prefix_caching=prefix_caching)
+        loop = new_loop(cache, FakeModel(spread=True), max_batch_tokens=24)
+        requests = new_requests(sizes, num_beams=3, n=3)
+        for request in requests:
+            request.beam = BeamSearch(request.params, frozenset())
+            request.is_plain = False
+        run(loop, requests)
+        assert all(request.finish_reason == "stop" for request in requests)
+        assert_all_free(cache)
+        found = [[tokens for tokens, _ in request.beam.best(3)] for request in requests if request.beam]
+        return found, loop.scheduler.num_preemptions
+
+    whole, num_preemptions = answers(400)
+    assert num_preemptions == 0
+    assert len({tuple(tokens) for one in whole for tokens in one}) == 12
+    for prefix_caching in (False, True):
+        found, num_preemptions = answers(30, prefix_caching=prefix_caching)
+        assert found == whole
+        assert num_preemptions > 0
