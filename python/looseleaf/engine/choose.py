@@ -83,7 +83,8 @@ class _Chooser:
             request = branch.request
             if not count:
                 continue
-            if request.params.prompt_logprobs is not None:
+            is_prompt = int(plan.num_computed[place] - plan.num_new[place]) < len(request.prompt)
+            if request.params.prompt_logprobs is not None and is_prompt:
                 self._read_prompt(place, request, start, count)
                 known = len(request.prompt) + request.num_generated
                 if int(plan.num_computed[place]) < known:

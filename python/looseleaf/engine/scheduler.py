@@ -264,6 +264,7 @@ class Scheduler:
                 continue
             if request.params.prompt_logprobs is not None and chosen["num_computed"][place] < len(request.prompt):
                 num_logits[place] = num_new[place]
+                continue
             if branch not in request.branches:
                 num_logits[place] = 0
             if with_drafts and num_logits[place] and num_new[place] == 1:
