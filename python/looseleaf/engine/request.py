@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as PySequence
+
     from numpy.typing import NDArray
 
     from looseleaf.allocator import Sequence
@@ -160,18 +162,17 @@ class Request:
         """Its branches that may hold a sequence."""
         return self.branches if self.root is None else [*self.branches, self.root]
 
-    def accept(self, token_ids: list[int]) -> None:
+    def accept(self, token_ids: PySequence[int]) -> None:
         """Take generated tokens up to the one that ends it."""
         answer = self.branches[0].token_ids
         for token_id in token_ids:
             answer.append(token_id)
             if token_id in self.stop_token_ids:
                 self.finish_reason = "stop"
-            elif len(answer) == self.params.max_tokens:
+                return
+            if len(answer) >= self.params.max_tokens:
                 self.finish_reason = "length"
-            else:
-                continue
-            return
+                return
 
     def fail(self, error: Exception) -> None:
         """End it with an error, and its samples that have not begun."""

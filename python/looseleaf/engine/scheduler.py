@@ -129,7 +129,8 @@ class Scheduler:
         while True:
             self._admission.settle()
             self._release_held()
-            self._admission.admit(self._max_batch_tokens - int(self._rows.pending().sum()))
+            if self._admission.waiting:
+                self._admission.admit(self._max_batch_tokens - int(self._rows.pending().sum()))
             plan = self._compose(with_drafts=True)
             if plan is not None or not self._admission.is_in_flight:
                 return plan
@@ -193,26 +194,23 @@ class Scheduler:
         Returns:
             The requests that got a token, in order; it is the last of their `token_ids`.
         """
-        live, branches = self._rows.live, self._rows.branches
+        live = self._rows.live
         live["num_computed"][plan.rows] = num_computed
         live["num_told"] = np.maximum(live["num_told"], live["num_computed"])
-        served, rows, tokens, counts = [], [], [], []
-        for row, answer in zip(plan.rows.tolist(), answers, strict=True):
-            if answer:
-                request = branches[row].request
-                request.accept(answer)
-                served.append(request)
-                rows.append(row)
-                tokens.append(answer[-1])
-                counts.append(len(answer))
-        if rows:
-            live["num_known"][rows] += counts
-            live["last_token"][rows] = tokens
+        places = [place for place, answer in enumerate(answers) if answer]
+        if len(places) < len(answers):
+            answers = [answers[place] for place in places]
+        rows = plan.rows[places] if len(places) < len(plan.rows) else plan.rows
+        live["num_known"][rows] += np.fromiter(map(len, answers), np.int64, len(answers))
+        live["last_token"][rows] = [answer[-1] for answer in answers]
+        served = [plan.branches[place].request for place in places]
+        for request, answer in zip(served, answers, strict=True):
+            request.accept(answer)
         for request in [request for request in served if request.samples]:
             served += branching.begin_samples(self._rows, request, samples[request.arrival], self._admission.put_back)
-        for branch in {id(branch.request): branch for branch in plan.branches}.values():
-            if branch.request.beam is not None:
-                served += branching.advance_beams(self._rows, branch.request, beams.get(branch.request.arrival))
+        searches = {id(branch.request): branch.request for branch in plan.branches if branch.request.beam is not None}
+        for request in searches.values():
+            served += branching.advance_beams(self._rows, request, beams.get(request.arrival))
         self._leave([request for request in served if request.finish_reason])
         return served
 
@@ -258,10 +256,8 @@ class Scheduler:
         num_logits = (num_computed == chosen["num_known"]).astype(np.int64)
         drafts: dict[int, NDArray[np.int64]] = {}
         left = self._max_batch_tokens - int(num_new.sum())
-        for place, branch in enumerate(chosen_branches):
-            request = branch.request
-            if request.is_plain:
-                continue
+        for place in [place for place, branch in enumerate(chosen_branches) if not branch.request.is_plain]:
+            branch, request = chosen_branches[place], chosen_branches[place].request
             if request.params.prompt_logprobs is not None and chosen["num_computed"][place] < len(request.prompt):
                 num_logits[place] = num_new[place]
                 continue
@@ -289,6 +285,8 @@ class Scheduler:
     def _release_held(self) -> None:
         """Let a beam search go on once all of its branches are computed again."""
         live = self._rows.live
+        if not live["num_held"].any():
+            return
         for row in np.flatnonzero(live["num_held"]).tolist():
             rows = self._rows.of(self._rows.branches[row].request)
             if not (live["num_known"] - live["num_computed"] - live["num_held"])[rows].any():
