@@ -97,12 +97,15 @@ GPU_PYTHON ?= $(BIN)/python
 gpu: ## tests and benchmark on this machine's CUDA card, within 10 minutes; builds no Rust; GPU_PYTHON names the Python
 	PYTHONPATH=python $(GPU_PYTHON) benches/gpu/run.py $(ARGS)
 
-# The library of every instruction set, which an editable installation would take for its own: it goes when the wheel is made.
+# The libraries of every instruction set and architecture, which an editable installation would take for its own: they go when
+# the wheel is made. Without a CUDA toolkit it has only that for the CPU, and says so.
 KERNELS := python/looseleaf/_kernels
 define PREBUILD
 from pathlib import Path
-from looseleaf.ops import build
-build.compile_library(Path("$(KERNELS)", build.LIBRARY_NAME), build.all_sets())
+from looseleaf.machine.instruction_sets import all_sets
+from looseleaf.ops import build, cuda_build, cuda_prebuilt
+build.compile_library(Path("$(KERNELS)", build.LIBRARY_NAME), all_sets())
+print("== The wheel is made", cuda_build.prebuild(Path("$(KERNELS)", cuda_prebuilt.LIBRARY_NAME)))
 endef
 export PREBUILD
 wheel: $(VENV)/built ## the wheel and the source distribution, into dist/

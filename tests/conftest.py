@@ -25,13 +25,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def library() -> ctypes.CDLL:
     """The compiled CPU kernels. Missing ones skip a test only where there is no compiler to make them with."""
-    from looseleaf.ops import build, native  # noqa: PLC0415
+    from looseleaf.machine.compiler import Compiler, CompilerUnavailable  # noqa: PLC0415
+    from looseleaf.ops import native  # noqa: PLC0415
 
     if not native.load():
         try:
-            build._Compiler.find()
-        except build.KernelsUnavailable as error:
-            pytest.skip(f"needs the compiled CPU kernels, but {error.reason}")
+            Compiler.find()
+        except CompilerUnavailable as error:
+            pytest.skip(f"needs the compiled CPU kernels, but {error}")
         pytest.fail("there is a C++ compiler, but no compiled library of CPU kernels")
     assert native._STATE.library is not None
     return native._STATE.library

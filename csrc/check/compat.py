@@ -14,7 +14,8 @@ import zipfile
 from pathlib import Path
 
 from looseleaf.cached_folder import cache_root, ensure_folder
-from looseleaf.ops import build
+from looseleaf.machine.compiler import CompilerUnavailable
+from looseleaf.ops import build, cuda_build
 
 OLDEST = "2.10.0"
 
@@ -36,8 +37,23 @@ def main() -> None:
     except subprocess.CalledProcessError:
         print(f"the wheel of torch {OLDEST} could not be had: not compiled against its headers")
         return
-    build.compile_library(Path("unused"), (), include=folder / "torch" / "include", link=False)
-    print(f"compiles against the headers of torch {OLDEST}")
+    include = folder / "torch" / "include"
+    build.compile_library(Path("unused"), (), include=include, link=False)
+    print(f"the CPU operators compile against the headers of torch {OLDEST}")
+    if fault := missing_toolkit():
+        print(f"the CUDA operators were not compiled: {fault}")
+        return
+    cuda_build.check_operators(include)
+    print(f"the CUDA operators compile against the headers of torch {OLDEST}")
+
+
+def missing_toolkit() -> str:
+    """Why the CUDA operators cannot be compiled here at all; empty where they can."""
+    try:
+        cuda_build.CudaTools.find()
+    except CompilerUnavailable as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

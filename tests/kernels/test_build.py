@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from looseleaf.errors import InvalidArgument
-from looseleaf.ops import build, native
+from looseleaf.machine import instruction_sets
+from looseleaf.machine.compiler import Compiler
+from looseleaf.ops import build, library_cache, native
 
 if TYPE_CHECKING:
     import ctypes
@@ -77,10 +79,10 @@ assert native.is_loaded()
 def test_unknown_values_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOSELEAF_KERNELS", "always")
     with pytest.raises(InvalidArgument, match="LOOSELEAF_KERNELS"):
-        build.mode()
+        library_cache.mode()
     monkeypatch.setenv("LOOSELEAF_SETS", "avx512,mmx")
     with pytest.raises(InvalidArgument, match="LOOSELEAF_SETS"):
-        build.chosen_sets()
+        instruction_sets.chosen_sets()
 
 
 @pytest.mark.usefixtures("library")
@@ -153,9 +155,9 @@ def test_process_that_waits_too_long_compiles_for_itself(
 ) -> None:
     monkeypatch.setenv("LOOSELEAF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(stand_in))
-    monkeypatch.setattr(build, "_LOCK_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(library_cache, "_LOCK_TIMEOUT_SECONDS", 0.1)
     with ThreadPoolExecutor(2) as workers:
-        paths = list(workers.map(lambda _: build.build(), range(2)))
+        paths = list(workers.map(lambda _: build.kept().make(), range(2)))
     assert len(set(paths)) == 2
     assert sum(path.is_relative_to(tmp_path) for path in paths) == 1
     assert (tmp_path / "log").read_text() == "linked\n" * 2
@@ -172,8 +174,10 @@ def test_other_compiler_flags_or_sources_are_another_library(tmp_path: Path, mon
     monkeypatch.setattr(torch, "__version__", "0.0.0")
     keys.add(build._key(sources, ("avx2",)))
     assert len(keys) == 4
-    compilers = [build._Compiler(*words).key() for words in (("c++", "1"), ("c++", "2"), ("g++", "1"))]
-    assert len(set(compilers)) == 3
+    compilers = [
+        Compiler(*words).key() for words in ((("c++",), "1"), (("c++",), "2"), (("g++",), "1"), (("env", "g++"), "1"))
+    ]
+    assert len(set(compilers)) == 4
 
 
 def test_library_in_the_cache_serves_without_a_compiler_and_is_made_again_if_it_cannot_be_loaded(

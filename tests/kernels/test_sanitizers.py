@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from looseleaf.machine import instruction_sets
 from looseleaf.ops import build
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def _compile(compiler: str, folder: Path, sets: tuple[str, ...], flags: list[str
     sources = build.find_sources()
     assert sources is not None
     definitions = [f"-DLOOSELEAF_{name.upper()}" for name in sets]
-    units = [(f"cpu/{name}.cpp", build.SETS[name]) for name in sets] + [(name, ()) for name in SOURCES]
+    units = [(f"cpu/{name}.cpp", instruction_sets.SETS[name]) for name in sets] + [(name, ()) for name in SOURCES]
 
     def one(unit: tuple[str, tuple[str, ...]]) -> str:
         target = folder / (unit[0].replace("/", "-") + ".o")
@@ -63,7 +64,7 @@ def test_no_set_reads_or_writes_where_it_must_not(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sets = build.chosen_sets()
+    sets = instruction_sets.chosen_sets()
     assert sets
     assert _num_cases(str(_compile(compiler, tmp_path, sets, ["-O1", "-g1", *sanitize], sanitize))) >= 100
 

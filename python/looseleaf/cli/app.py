@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from looseleaf import __version__
+from looseleaf.cli.doctor import doctor
 from looseleaf.cli.generate import generate
 from looseleaf.cli.size import size
 from looseleaf.errors import LooseleafError
@@ -63,5 +64,6 @@ def looseleaf(
         typer.echo(context.get_help())
 
 
+app.command(name="doctor")(doctor)
 app.command(name="generate")(generate)
 app.command(name="size")(size)

@@ -11,18 +11,20 @@ import threading
 import warnings
 from functools import wraps
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from looseleaf.errors import InvalidArgument
+from looseleaf.machine.instruction_sets import check_isa
 from looseleaf.ops import build, cuda_native
 from looseleaf.ops.checks import check_dense, check_no_grad
+from looseleaf.ops.library_cache import PREBUILT, KernelsUnavailable, mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
 __all__ = ["REFUSALS", "accepts", "grad_refused", "is_loaded", "kernel_name", "load", "native_first", "raise_refusal"]
 
@@ -78,13 +80,13 @@ def load() -> bool:
         return is_loaded()
     with _STATE.lock:
         if not _STATE.was_tried:
-            chosen = build.mode()
-            build.check_isa()
+            chosen = mode()
+            check_isa()
             try:
                 if chosen != "none":
                     _STATE.library = _open()
                     _check_forced(_STATE.library)
-            except build.KernelsUnavailable as error:
+            except KernelsUnavailable as error:
                 _STATE.was_tried = True
                 warnings.warn(str(error), RuntimeWarning, stacklevel=2)
             _STATE.was_tried = True
@@ -183,18 +185,19 @@ def _named_tensors(arguments: Iterable[tuple[str, object]]) -> Iterable[tuple[st
 
 def _open() -> ctypes.CDLL:
     """The library, its operators registered."""
-    prebuilt = Path(__file__).parents[1] / "_kernels" / build.LIBRARY_NAME
-    path = prebuilt if prebuilt.is_file() else build.build()
+    prebuilt = PREBUILT / build.LIBRARY_NAME
+    kept = None if prebuilt.is_file() else build.kept()
+    path = prebuilt if kept is None else kept.make()
     try:
         library = _loaded(path)
     except OSError as error:
-        again = None if path == prebuilt else build.build_again(path)
+        again = None if kept is None else kept.make_again(path)
         if again is None:
-            raise build.KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+            raise build.CpuKernelsUnavailable(f"{path} cannot be loaded: {error}") from error
         try:
             library = _loaded(again)
         except OSError as second:
-            raise build.KernelsUnavailable(f"{again} cannot be loaded: {second}") from second
+            raise build.CpuKernelsUnavailable(f"{again} cannot be loaded: {second}") from second
     library.looseleaf_kernel_name.restype = ctypes.c_char_p
     library.looseleaf_kernel_name.argtypes = [ctypes.c_int32]
     library.looseleaf_force_kernels.restype = None

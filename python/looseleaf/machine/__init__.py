@@ -1,0 +1,1 @@
+"""What this machine has: compilers, instruction sets, a CUDA driver with its cards, CUDA toolkits. Needs no torch."""
