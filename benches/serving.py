@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from report import machine
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.cache import Step
 from looseleaf.integrations.transformers.smollm2 import load_smollm2
+from report import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,9 +67,7 @@ def workloads(tokens: list[int]) -> dict[str, Workload]:
 def ours(model: PreTrainedModel, work: Workload) -> list[list[int]]:
     """This engine, with blocks for everybody."""
     num_blocks = sum(-(-(len(prompt) + work.num_new) // 16) for prompt in work.prompts) + 64
-    engine = Engine(
-        model, num_blocks=num_blocks, max_sequences=len(work.prompts), max_batch_tokens=MAX_BATCH_TOKENS
-    )
+    engine = Engine(model, num_blocks=num_blocks, max_sequences=len(work.prompts), max_batch_tokens=MAX_BATCH_TOKENS)
     params = SamplingParams(max_tokens=work.num_new, ignore_eos=True)
     return [result.token_ids for result in engine.generate(work.prompts, params)]
 
@@ -93,7 +91,10 @@ def theirs(model: PreTrainedModel, work: Workload, *, page_size: int = 256) -> l
         max_new_tokens=work.num_new, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
     batching = ContinuousBatchingConfig(
-        page_size=page_size, auto_switch_to_flash=False, max_batch_tokens=MAX_BATCH_TOKENS, num_blocks=256 * 256 // page_size
+        page_size=page_size,
+        auto_switch_to_flash=False,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        num_blocks=256 * 256 // page_size,
     )
     outputs = model.generate_batch(
         work.prompts, generation_config=config, continuous_batching_config=batching, warmup=False
@@ -118,7 +119,7 @@ def ragged_attention(
     cu_seq_lens_q: Tensor | dict[str, Tensor],
     cu_seq_lens_k: Tensor | dict[str, Tensor],
     scaling: float | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Each sequence alone: query [1, heads, tokens, head_dim], key and value packed the same way."""
     out = torch.empty_like(query)
@@ -146,16 +147,16 @@ def ragged_attention(
 def ragged(model: PreTrainedModel) -> Iterator[None]:
     """Continuous batching with the ragged attention."""
     AttentionInterface.register(RAGGED, ragged_attention)
-    before = model.config._attn_implementation_internal
-    model.config._attn_implementation_internal = RAGGED
+    before = model.config._attn_implementation_internal  # noqa: SLF001 - no public name takes it
+    model.config._attn_implementation_internal = RAGGED  # noqa: SLF001
     try:
         yield
     finally:
-        model.config._attn_implementation_internal = before
+        model.config._attn_implementation_internal = before  # noqa: SLF001
 
 
 def theirs_ragged(model: PreTrainedModel, work: Workload) -> list[list[int]]:
-    """The better of two page sizes, found by a short trial at the first call."""
+    """With the ragged attention; pages of 16 tokens, as the blocks here."""
     with ragged(model):
         return theirs(model, work, page_size=16)
 

@@ -61,7 +61,7 @@ def measure(num_requests: int, length: int) -> dict[str, float]:
 
     loop = Loop(
         Timed(),  # type: ignore[arg-type]
-        forward,  # type: ignore[arg-type]
+        forward,
         max_batch_tokens=8192,
         meter=Meter(block_size=16, bytes_per_token=8, max_sequence_len=length),
     )
