@@ -39,6 +39,16 @@ int64_t num_processors() {
 int64_t num_processors() { return emu::settings().processors; }
 #endif
 
+// For the emulator: results, which may not be among the arguments of an operator, and memory of its own.
+void allow(const void* memory, int64_t num_bytes) {
+#if defined(LOOSELEAF_ON_CUDA)
+  static_cast<void>(memory);
+  static_cast<void>(num_bytes);
+#else
+  if (emu::elsewhere().allow != nullptr) emu::elsewhere().allow(memory, num_bytes);
+#endif
+}
+
 }  // namespace
 
 struct Call::State {
@@ -63,7 +73,9 @@ Call::~Call() = default;
 
 char* Call::allocate(int64_t num_bytes) {
   state_->memory.push_back(torch::stable::new_empty(state_->like, {num_bytes}, ScalarType::Byte));
-  return static_cast<char*>(state_->memory.back().mutable_data_ptr());
+  char* memory = static_cast<char*>(state_->memory.back().mutable_data_ptr());
+  allow(memory, num_bytes);
+  return memory;
 }
 
 void* Call::stream() const { return state_->stream; }
@@ -85,6 +97,10 @@ const void* Call::readable(const void* data, int64_t num_bytes) {
 
 void attend(Call& call, const AttendArguments& arguments, int64_t max_query_len) {
   if (arguments.num_rows == 0) return;
+  const int64_t last_row = arguments.num_rows - 1, last_head = arguments.q_heads - 1;
+  allow(arguments.out, last_row * arguments.out_row_stride + last_head * arguments.out_head_stride +
+                           arguments.v.dim * bytes_of(arguments.element));
+  if (arguments.lse != nullptr) allow(arguments.lse, 4 * (last_row * arguments.lse_row_stride + arguments.q_heads));
   const cuda::AttendLaunch chosen = cuda::attend_launch(arguments, max_query_len, num_processors());
   check(cuda::attend(arguments, chosen, call.allocate(chosen.workspace_bytes()), call.stream()));
 }
@@ -109,6 +125,11 @@ void swap_blocks(Call& call, const std::vector<BlockTensors>& tensors, const std
   check(cuda::swap_blocks(tensors, pairs, call.stream()));
 }
 
-void merge_states(Call& call, const MergeArguments& arguments) { check(cuda::merge_states(arguments, call.stream())); }
+void merge_states(Call& call, const MergeArguments& arguments) {
+  const int64_t num_items = arguments.num_rows * arguments.q_heads;
+  allow(arguments.out, num_items * arguments.dim * bytes_of(arguments.element));
+  allow(arguments.lse, num_items * 4);
+  check(cuda::merge_states(arguments, call.stream()));
+}
 
 }  // namespace looseleaf::backend

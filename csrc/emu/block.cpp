@@ -39,6 +39,11 @@ Settings& settings() {
   return settings;
 }
 
+Elsewhere& elsewhere() {
+  static Elsewhere elsewhere;
+  return elsewhere;
+}
+
 Counts& counts() {
   static Counts counts;
   return counts;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "emulator.h"
 
@@ -32,6 +33,17 @@ struct alignas(16) uint4 {
 };
 
 namespace looseleaf::emu {
+
+// Of a kernel, one after another as CUDA lays them out.
+struct Parameters {
+  std::vector<char> bytes;
+
+  void append(const void* value, size_t size, size_t alignment) {
+    const size_t start = (bytes.size() + alignment - 1) / alignment * alignment;
+    bytes.resize(start + size);
+    std::memcpy(bytes.data() + start, value, size);
+  }
+};
 
 template <class T>
 T shuffle_value(uint32_t mask, T value, unsigned source, Place place) {

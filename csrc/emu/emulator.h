@@ -43,6 +43,14 @@ Counts& counts();
 
 void launch(Dim3 grid, Dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
 
+// Where launches go instead, if anywhere: tests run what the CUDA compiler made of the same kernel.
+struct Elsewhere {
+  // `sizes`: the grid's x and y, threads of a block, bytes of shared memory, bytes of parameters.
+  void (*launch)(const void* kernel, const void* parameters, const int64_t* sizes) = nullptr;
+  void (*allow)(const void* memory, int64_t bytes) = nullptr;  // memory that no argument of the operator names
+};
+Elsewhere& elsewhere();
+
 // Of the running thread.
 Dim3 thread_index();
 Dim3 block_index();

@@ -14,6 +14,13 @@ extern "C" __attribute__((visibility("default"))) void looseleaf_emulate(int32_t
   looseleaf::emu::settings() = {static_cast<looseleaf::emu::Order>(order), seed, processors};
 }
 
+// Sends launches elsewhere (null: back here).
+extern "C" __attribute__((visibility("default"))) void looseleaf_elsewhere(
+    void (*launch)(const void* kernel, const void* parameters, const int64_t* sizes),
+    void (*allow)(const void* memory, int64_t bytes)) {
+  looseleaf::emu::elsewhere() = {launch, allow};
+}
+
 // What was executed since the last call: matrix products, matrix loads, their bank conflicts, asynchronous copies.
 extern "C" __attribute__((visibility("default"))) void looseleaf_counts(int64_t* counts) {
   const looseleaf::emu::Counts& all = looseleaf::emu::counts();

@@ -25,6 +25,9 @@ from looseleaf.ops.schemas import SCHEMAS
 NAMESPACE = "looseleaf_emulated"
 EMULATOR = ("emu/block.cpp", "emu/fiber.cpp", "emu/shared.cpp", "emu/warp.cpp")
 KERNELS = ("cuda/attend_mma.cu", "cuda/attend_simt.cu", "cuda/attend.cu", "cuda/moves.cu")
+# Of csrc/emu/emulator.h, `Elsewhere`.
+LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+ALLOW = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 ORDERS = {"round-robin": 0, "reverse": 1, "random": 2}
 _FLAGS = (
     "-std=c++20",
@@ -108,6 +111,8 @@ def load() -> ctypes.CDLL:
     library.looseleaf_emulate.restype = None
     library.looseleaf_counts.argtypes = [ctypes.POINTER(ctypes.c_int64)]
     library.looseleaf_counts.restype = None
+    library.looseleaf_elsewhere.argtypes = [LAUNCH, ALLOW]
+    library.looseleaf_elsewhere.restype = None
     return library
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,8 +49,15 @@ SIMT = [
     for element in ("float", "looseleaf::Half", "looseleaf::BFloat", f"{_SPACE}E4M3", f"{_SPACE}E5M2", "signed char")
 ]
 PLAIN = [f"{_SPACE}{name}_kernel" for name in ("plan", "combine", "write", "gather", "copy", "merge")]
+HEADERS_OF = {
+    "attend_mma": "attend_mma_kernel",
+    "attend_simt": "attend_simt_kernel",
+    "attend_plan_kernel": "plan_kernel",
+    "attend_combine_kernel": "combine_kernel",
+    "move_kernels": "cuda",
+}
+"""A part of the names of each header's kernels."""
 FILES = {
-    "ptx": ["attend_mma", "attend_plan_kernel", "attend_combine_kernel"],
     "mma": ["attend_mma"],
     "mma 8-bit": ["attend_mma"],
     "simt": ["attend_simt"],
@@ -60,7 +68,6 @@ INSTANCES = {
     "mma 8-bit": MMA_8BIT,
     "simt": SIMT,
     "plain": PLAIN,
-    "ptx": [MMA[0], MMA[5], MMA[7], *PLAIN[:2]],
 }
 
 
@@ -79,6 +86,13 @@ def _library() -> Any:
     )
 
 
+@cache
+def ptx_of(kernel: str, architecture: str) -> str:
+    """The PTX of one kernel, `looseleaf::cuda::...` as C++ names it, for `compute_80` and the like."""
+    file = next(file for file, part in HEADERS_OF.items() if part in kernel)
+    return _compile([file], [kernel], architecture)[0].rstrip(b"\0").decode()
+
+
 def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resources]]:
     """Compile a group of kernels.
 
@@ -89,9 +103,13 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
     Returns:
         The code, and what each kernel takes (nothing for PTX).
     """
+    return _compile(FILES[group], INSTANCES[group], architecture)
+
+
+def _compile(files: list[str], kernels: list[str], architecture: str) -> tuple[bytes, list[Resources]]:
     nvrtc = _library()
     root: Path = emulated.sources()
-    text = "\n".join(f'#include "looseleaf/{file}.h"' for file in FILES[group])
+    text = "\n".join(f'#include "looseleaf/{file}.h"' for file in files)
     try:
         _, program = nvrtc.nvrtcCreateProgram(
             text.encode(),
@@ -102,7 +120,7 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
         )
     except RuntimeError as error:  # the bindings are there, the compiler is not
         pytest.skip(f"NVRTC cannot be loaded: {error}")
-    for name in INSTANCES[group]:
+    for name in kernels:
         nvrtc.nvrtcAddNameExpression(program, name.encode())
     options = [f"--gpu-architecture={architecture}", "--std=c++20", f"-I{root / 'include'}", "-default-device"]
     options += ["--ptxas-options=-v"] if architecture.startswith("sm_") else []

@@ -99,6 +99,13 @@ T load_global(const void* address, LOOSELEAF_HERE) {
 template <class... Parameters, class... Arguments>
 const char* launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, int64_t shared_bytes, void* /*stream*/,
                    const Arguments&... arguments) {
+  if (emu::elsewhere().launch != nullptr) {
+    emu::Parameters parameters;
+    (parameters.append(&arguments, sizeof(Arguments), alignof(Arguments)), ...);
+    const int64_t sizes[] = {grid.x, grid.y, threads, shared_bytes, static_cast<int64_t>(parameters.bytes.size())};
+    emu::elsewhere().launch(reinterpret_cast<const void*>(kernel), parameters.bytes.data(), sizes);
+    return nullptr;
+  }
   emu::launch(grid, threads, static_cast<size_t>(shared_bytes), [&] { kernel(arguments...); });
   return nullptr;
 }

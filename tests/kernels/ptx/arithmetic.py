@@ -39,6 +39,33 @@ def _multiply_high(a: Array, b: Array) -> Any:
     return ((a.astype(object) * b.astype(object)) >> (8 * a.dtype.itemsize)).astype(a.dtype)
 
 
+def _fused_down(a: Array, b: Array, c: Array) -> Any:  # noqa: ANN401 - numpy's own types
+    """`fma.rm`: rounded toward minus infinity."""
+    exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    nearest = exact.astype(a.dtype)
+    return np.where(nearest > exact, np.nextafter(nearest, a.dtype.type(-np.inf)), nearest)
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Any:  # noqa: ANN401 - numpy's own types
+    """Four of the eight bytes of both; bit 3 of a nibble spreads its byte's sign instead."""
+    both = b.astype(np.uint64) << np.uint64(32) | a
+    result = np.zeros_like(a)
+    for i in range(4):
+        nibble = selector >> np.uint32(4 * i) & np.uint32(15)
+        byte = both >> (np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64)) & np.uint64(0xFF)
+        signs = (byte >> np.uint64(7)) * np.uint64(0xFF)
+        result |= np.where(nibble & 8, signs, byte).astype(np.uint32) << np.uint32(8 * i)
+    return result
+
+
+def _extract(a: Array, at: Array, length: Array) -> Any:  # noqa: ANN401 - numpy's own types
+    """A field of bits inside of an integer; signed, its upper bit is spread."""
+    bits = a.dtype.itemsize * 8
+    end = at.astype(np.int64) + length.astype(np.int64)
+    assert bool(((length > 0) & (end <= bits)).all())
+    return (a << (bits - end).astype(a.dtype)) >> (bits - length.astype(np.int64)).astype(a.dtype)
+
+
 COMPARISONS: dict[str, Function] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: (a < b) | (a > b),
@@ -58,6 +85,7 @@ COMPARISONS: dict[str, Function] = {
 
 FUNCTIONS: dict[str, Function] = {
     "mov": lambda a: a,
+    "cvta": lambda a: a,
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -78,6 +106,8 @@ FUNCTIONS: dict[str, Function] = {
     "lg2": np.log2,
     "sqrt": np.sqrt,
     "copysign": lambda a, b: np.copysign(b, a),
+    "prmt": _permute,
+    "bfe": _extract,
     "selp": lambda a, b, is_first: np.where(is_first, a, b),
     "shl": _shift_left,
     "shr": _shift_right,
@@ -92,6 +122,8 @@ def function_of(words: tuple[str, ...]) -> Function:
     """
     if words[0] == "mul" and "hi" in words:
         return _multiply_high
+    if words[0] == "fma" and words[1] != "rn":
+        return {"rm": _fused_down}[words[1]]
     return FUNCTIONS[words[0]]
 
 
@@ -100,6 +132,25 @@ def to_bfloat_bits(value: Array) -> Array:
     bits = value.astype(np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(value), np.uint32(0x7FFF), rounded).astype(np.uint16)
+
+
+def pair_function(name: str, word: str) -> Function:
+    """`mul` and `fma` of pairs of fp16 or bf16 in 32 bits, each rounded once."""
+
+    def halves(pairs: Array) -> Array:
+        bits = np.ascontiguousarray(pairs).view(np.uint16).reshape(-1, 2)
+        if word == "f16x2":
+            return bits.view(np.float16).astype(np.float64)
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+    def run(a: Array, b: Array, *c: Array) -> Array:
+        result = halves(a) * halves(b) + (halves(c[0]) if c else 0.0)
+        # Products of two such numbers fit fp32, so that rounding them twice is rounding them once.
+        bits = (to_half_bits if word == "f16x2" else to_bfloat_bits)(result.astype(np.float32))
+        return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
+
+    assert name in ("mul", "fma")
+    return run
 
 
 def to_half_bits(value: Array) -> Array:
@@ -115,4 +166,6 @@ def convert(value: Array, target: np.dtype[Any], rounding: tuple[str, ...]) -> A
         return np.clip(np.nan_to_num(rounded.astype(np.float64)), limits.min, float(limits.max)).astype(target)
     if value.dtype.kind == "f" and "rni" in rounding:
         return np.rint(value).astype(target)
+    if "sat" in rounding:
+        return np.fmin(np.fmax(value, 0), 1).astype(target)
     return value.astype(target)

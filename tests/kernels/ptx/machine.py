@@ -11,8 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.kernels.ptx.arithmetic import COMPARISONS, convert, function_of, to_bfloat_bits, to_half_bits
-from tests.kernels.ptx.memory import BASE, Array, Fault, Global, Shared
+from tests.kernels.ptx.arithmetic import (
+    COMPARISONS,
+    convert,
+    function_of,
+    pair_function,
+    to_bfloat_bits,
+    to_half_bits,
+)
+from tests.kernels.ptx.memory import FIRST_ADDRESS, Array, Fault, Global, Shared
 
 if TYPE_CHECKING:
     from tests.kernels.ptx.parse import Instruction, Kernel
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 Execute = Callable[[Array], None]
 _UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _END = 1 << 40
+OF_WARP = ("shfl", "vote", "ldmatrix", "movmatrix", "mma")
 
 
 def type_of(word: str) -> np.dtype[Any]:
@@ -31,16 +39,23 @@ class Machine:
     """One launch."""
 
     def __init__(
-        self, kernel: Kernel, memory: Global, grid: int, threads: int, shared_bytes: int, parameters: bytes
+        self,
+        kernel: Kernel,
+        memory: Global,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        parameters: bytes,
     ) -> None:
         assert len(parameters) >= kernel.parameter_bytes
         assert threads % 32 == 0
         self.kernel, self.memory, self.threads = kernel, memory, threads
-        self.count = grid * threads
+        self.grid, num_blocks = grid, grid[0] * grid[1]
+        self.count = num_blocks * threads
         lanes = np.arange(self.count)
         self.block, self.thread = lanes // threads, lanes % threads
         self.lane, self.warp = lanes % 32, lanes // 32
-        self.shared = Shared(grid, shared_bytes, self.block, self.warp)
+        self.shared = Shared(num_blocks, shared_bytes, self.block, self.warp)
         self.parameters = np.frombuffer(parameters, np.uint8)
         bits = kernel.registers.items()
         self.registers = {n: np.zeros(self.count, bool if b == 1 else _UNSIGNED[b]) for n, b in bits}
@@ -51,7 +66,15 @@ class Machine:
         self.num_executed = 0
         self.conflicts = 0
         self.copied_sectors = 0  # of 32 bytes, by asynchronous copies
-        self._code = [self._compile(instruction) for instruction in kernel.code]
+        self.issued = 0  # instructions, once for each warp that took part
+        self._code: list[Execute | None] = [None] * len(kernel.code)  # made where first needed: much never runs
+        # Where threads that were apart may meet, or part: all between is done in one go.
+        self._is_target = np.zeros(len(kernel.code) + 1, bool)
+        self._is_target[list(kernel.labels.values())] = True
+        names = [code.words[:2] for code in kernel.code]
+        self._is_of_warp = [words[0] in OF_WARP or words == ("bar", "warp") for words in names]
+        self._is_control = [words[0] in ("bra", "ret", "exit") or words == ("bar", "sync") for words in names]
+        self._held = np.zeros(self.count, bool)  # before an operation of their warp, until the other lanes come
 
     def run(self, most: int = 2_000_000) -> None:
         """Until every thread has ended.
@@ -61,23 +84,59 @@ class Machine:
         """
         with np.errstate(all="ignore"):
             while True:
-                runnable = np.where(self.barrier < 0, self.pc, _END)
+                runnable = np.where((self.barrier < 0) & ~self._held, self.pc, _END)
                 at = int(runnable.min())
                 if at == _END:
                     break
-                self.num_executed += 1
-                assert self.num_executed < most, "does not end"
                 lanes = np.flatnonzero(runnable == at)
-                self.pc[lanes] = at + 1
-                instruction = self.kernel.code[at]
-                if instruction.guard is not None:
-                    guard = self.registers[instruction.guard][lanes]
-                    lanes = lanes[~guard if instruction.is_negated else guard]
-                if len(lanes):
-                    self._code[at](lanes)
+                if self._is_of_warp[at]:
+                    lanes = self._gather_warps(at)
+                    if len(lanes) == 0:
+                        continue
+                end = self._run_straight(at, lanes)
+                self.num_executed += end - at
+                self.issued += (end - at) * len(np.unique(self.warp[lanes]))
+                assert self.num_executed < most, "does not end"
+            if self._held.any():
+                text = self.kernel.code[self.pc[self._held][0]].text
+                raise Fault(f"executed by part of a warp; {text}")
             waiting = np.flatnonzero(self.barrier >= 0)
             if len(waiting):
                 raise Fault(f"barrier reached by part of a block; {self.kernel.code[self.barrier[waiting[0]]].text}")
+
+    def _gather_warps(self, at: int) -> Array:
+        """Lanes before an operation of a warp whose other lanes are there too; the rest is held until they are."""
+        there = np.flatnonzero((self.pc == at) & (self.barrier < 0))
+        counts = np.bincount(self.warp[there], minlength=self.count // 32)
+        is_whole = counts[self.warp[there]] == 32
+        self._held[there] = ~is_whole
+        whole: Array = there[is_whole]
+        return whole
+
+    def _run_straight(self, at: int, lanes: Array) -> int:
+        """From one instruction to the first after it that may part or join threads; returns where that was."""
+        is_whole = len(lanes) % 32 == 0 and bool((self.lane[lanes].reshape(-1, 32) == np.arange(32)).all())
+        while True:
+            instruction, active = self.kernel.code[at], lanes
+            if self._is_of_warp[at] and not is_whole:
+                self.pc[lanes] = at
+                return at
+            if self._is_control[at]:
+                self.pc[lanes] = at + 1
+            if instruction.guard is not None:
+                guard = self.registers[instruction.guard][lanes]
+                active = lanes[~guard if instruction.is_negated else guard]
+            if len(active):
+                execute = self._code[at]
+                if execute is None:
+                    execute = self._code[at] = self._compile(instruction)
+                execute(active)
+            at += 1
+            if self._is_control[at - 1]:
+                return at
+            if self._is_target[at]:
+                self.pc[lanes] = at
+                return at
 
     def wait_at_barrier(self, lanes: Array) -> None:
         """Let lanes wait until all of their block that live are at the same barrier."""
@@ -101,17 +160,26 @@ class Machine:
         if operand in self.registers:
             register = self.registers[operand]
             if register.dtype.itemsize == kind.itemsize and register.dtype != bool:
-                return lambda lanes: register[lanes].view(kind)
-            return lambda lanes: register[lanes].astype(kind)
-        special = {"%tid.x": self.thread, "%ctaid.x": self.block, "%laneid": self.lane}
+                typed = register.view(kind)
+                return lambda lanes: typed if len(lanes) == len(typed) else typed[lanes]
+            return lambda lanes: (register if len(lanes) == len(register) else register[lanes]).astype(kind)
+        width, _ = self.grid
+        special = {"%tid.x": self.thread, "%ctaid.x": self.block % width, "%ctaid.y": self.block // width}
+        special["%laneid"] = self.lane
         if operand in special:
             values = special[operand].astype(kind)
             return lambda lanes: values[lanes]
         constant = self._constant(operand, kind)
         return lambda lanes: np.full(len(lanes), constant, kind)
 
-    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:
-        named = {"%ntid.x": self.threads, "%nctaid.x": self.count // self.threads, "%ntid.y": 1, "%ntid.z": 1}
+    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:  # noqa: ANN401 - a number of that type
+        named = {
+            "%ntid.x": self.threads,
+            "%nctaid.x": self.grid[0],
+            "%nctaid.y": self.grid[1],
+            "%ntid.y": 1,
+            "%ntid.z": 1,
+        }
         if operand in named:
             return kind.type(named[operand])
         if operand in self.kernel.shared:
@@ -121,14 +189,18 @@ class Machine:
         if operand.startswith("0f"):
             value = np.array(int("0x" + operand[2:], 0), np.uint32)
             return value.view(np.float32)[()] if kind.kind == "f" else value.view(kind)[()]
-        number = int(operand, 0) & ((1 << (8 * kind.itemsize)) - 1)
+        number = int(operand.rstrip("U"), 0) & ((1 << (8 * kind.itemsize)) - 1)
         return np.array(number, _UNSIGNED[8 * kind.itemsize]).view(kind)[()]
 
     def write(self, operand: str, lanes: Array, value: Array) -> None:
         """Writes a register of some lanes."""
         register = self.registers[operand]
         is_same = value.dtype.itemsize == register.dtype.itemsize
-        register[lanes] = value.view(register.dtype) if is_same else value.astype(register.dtype)
+        content = value.view(register.dtype) if is_same else value.astype(register.dtype)
+        if len(lanes) == self.count:
+            register[:] = content
+        else:
+            register[lanes] = content
 
     def address(self, operand: str) -> Callable[[Array], Array]:
         """`[register+offset]` or `[symbol+offset]`, as an integer."""
@@ -169,8 +241,8 @@ class Machine:
         name, count = words[0], len(operands) - 1
         if name == "cvt":
             return self._convert(words, operands)
-        if name == "cvta":
-            return self._simple(operands, lambda value: value, [np.dtype(np.uint64)])
+        if words[-1] in ("f16x2", "bf16x2"):
+            return self._simple(operands, pair_function(name, words[-1]), [np.dtype(np.uint32)] * count)
         kind = np.dtype(bool) if words[-1] == "pred" else type_of(words[-1])
         if name == "bfi":
             return self._insert(operands, kind)
@@ -180,7 +252,10 @@ class Machine:
             widened = lambda a, b, *c: function(a.astype(wide), b.astype(wide), *c)  # noqa: E731 - one of the functions
             return self._simple(operands, widened, [kind, kind, wide][:count])
         function = COMPARISONS[words[1]] if name == "setp" else function_of(words)
-        last = {"selp": np.dtype(bool), "shl": np.dtype(np.uint32), "shr": np.dtype(np.uint32)}.get(name, kind)
+        word = np.dtype(np.uint32)
+        if name == "bfe":
+            return self._simple(operands, function, [kind, word, word])
+        last = {"selp": np.dtype(bool), "shl": word, "shr": word}.get(name, kind)
         return self._simple(operands, function, [*[kind] * (count - 1), last])
 
     def _simple(self, operands: tuple[str, ...], function: Callable[..., Any], kinds: list[np.dtype[Any]]) -> Execute:
@@ -242,7 +317,7 @@ class Machine:
                 index = self.shared.index(lanes, addresses, width, text)
                 self.shared.watch(lanes, index, width, is_write=not is_load, text=text)
                 content = self.shared.bytes
-            elif is_load and int(addresses.max()) < BASE:  # generic, to the parameters
+            elif is_load and int(addresses.max()) < FIRST_ADDRESS:  # generic, to the parameters
                 index, content = addresses, self.parameters
             else:
                 index = self.memory.index(addresses, width, text)
@@ -272,6 +347,3 @@ class Machine:
         sectors = np.stack([self.warp[lanes], index // 32], 1)
         last = np.stack([self.warp[lanes], (index + width - 1) // 32], 1)
         self.copied_sectors += len(np.unique(np.concatenate([sectors, last]), axis=0))
-
-
-__all__ = ["BASE", "Fault", "Global", "Machine", "type_of"]

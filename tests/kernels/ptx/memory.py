@@ -1,4 +1,4 @@
-"""What a kernel can touch: buffers with gaps between them, and the shared memory of each block.
+"""What a kernel can touch: spans of global memory, and the shared memory of each block.
 
 Shared memory is watched for races, two bytes at a time, as the emulator does it: two accesses of different threads, one
 of them a write, need a barrier of the block between them, or one of the warp if both are of one.
@@ -6,6 +6,7 @@ of them a write, need a barrier of the block between them, or one of the warp if
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-BASE = 0x7F00_0000_0000
-GAP = 4096
+FIRST_ADDRESS = 1 << 16  # below: the parameters of a kernel
 SEVERAL_LANES = -2
 SEVERAL_WARPS = -3
 
@@ -24,45 +24,43 @@ class Fault(RuntimeError):
 
 
 class Global:
-    """Buffers of numpy arrays at addresses of the device; each is copied in, and out by `read`."""
+    """Memory of this process, of which a kernel may touch the spans that it was given."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, tuple[int, Array]] = {}
-        self._end = GAP
+        self._spans: list[tuple[int, int]] = []
+        self.base = 0
         self.bytes: Array = np.zeros(0, np.uint8)
-        self.is_there: Array = np.zeros(0, bool)
+        self._starts: Array = np.zeros(0, np.int64)
+        self._ends: Array = np.zeros(0, np.int64)
 
-    def add(self, name: str, content: Array) -> int:
-        """Give a buffer an address."""
-        start = self._end
-        self._buffers[name] = (start, content)
-        self._end = -(-(start + content.nbytes + GAP) // 256) * 256
-        return BASE + start
-
-    def seal(self) -> None:
-        """Copy every buffer in."""
-        self.bytes = np.full(self._end, 0xFF, np.uint8)
-        self.is_there = np.zeros(self._end, bool)
-        for start, content in self._buffers.values():
-            end = start + content.nbytes
-            self.bytes[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-            self.is_there[start:end] = True
-
-    def read(self, name: str) -> Array:
-        """A buffer's content now."""
-        start, content = self._buffers[name]
-        return self.bytes[start : start + content.nbytes].view(content.dtype).reshape(content.shape).copy()
+    def allow(self, address: int, num_bytes: int) -> None:
+        """Let kernels touch a span."""
+        if num_bytes == 0:
+            return
+        spans: list[tuple[int, int]] = []
+        for start, end in sorted([*self._spans, (address, address + num_bytes)]):
+            if spans and start <= spans[-1][1]:
+                spans[-1] = spans[-1][0], max(spans[-1][1], end)
+            else:
+                spans.append((start, end))
+        self._spans = spans
+        self._starts, self._ends = (np.array(side, np.int64) for side in zip(*spans, strict=True))
+        self.base = spans[0][0] // 256 * 256
+        size = spans[-1][1] - self.base  # with what lies between: `index` lets nobody touch it
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.base))
 
     def index(self, addresses: Array, width: int, text: str) -> Array:
-        """Places of accesses, checked."""
-        index = addresses.astype(np.int64) - BASE
-        is_wrong = (index < 0) | (index + width > len(self.bytes))
-        safe = np.where(is_wrong, 0, index)
-        is_wrong |= ~(self.is_there[safe] & self.is_there[safe + width - 1])
+        """Places of accesses in `bytes`, checked."""
+        start = addresses.astype(np.int64)
+        if len(self._starts) == 0:
+            raise Fault(f"global memory out of range: none was given; {text}")
+        span = np.maximum(np.searchsorted(self._starts, start, "right") - 1, 0)
+        is_wrong = (start < self._starts[span]) | (start + width > self._ends[span])
         if is_wrong.any():
             raise Fault(f"global memory out of range: {int(addresses[is_wrong][0]):#x}; {text}")
-        if (index % width).any():
+        if (start % width).any():
             raise Fault(f"global memory misaligned for {width} bytes; {text}")
+        index: Array = start - self.base
         return index
 
 

@@ -37,7 +37,7 @@ def barrier(machine: Machine, instruction: Instruction) -> Execute:
 def shuffle(machine: Machine, instruction: Instruction) -> Execute:
     """`shfl.sync` of whole warps."""
     mode, operands, text = instruction.words[2], instruction.operands, instruction.text
-    target = operands[0].partition("|")[0]
+    target, _, is_from_there = operands[0].partition("|")
     value, by = machine.source(operands[1], _B32), machine.source(operands[2], np.dtype(np.int32))
 
     def run(lanes: Array) -> None:
@@ -45,9 +45,12 @@ def shuffle(machine: Machine, instruction: Instruction) -> Execute:
         lane = machine.lane[lanes]
         step = by(lanes)
         sources = {"bfly": lane ^ step, "idx": step & 31, "up": lane - step, "down": lane + step}[mode]
-        sources = np.where((sources < 0) | (sources > 31), lane, sources)
+        is_inside = (sources >= 0) & (sources < 32)
+        sources = np.where(is_inside, sources, lane)
         content = value(lanes)
         machine.write(target, lanes, content[np.arange(len(lanes)) - lane + sources])
+        if is_from_there:
+            machine.write(is_from_there, lanes, is_inside)
 
     return run
 
