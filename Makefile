@@ -95,7 +95,7 @@ gates: $(VENV)/built ## instructions of the step path, counted under valgrind, a
 # On a machine without Rust, put the compiled python/looseleaf/_core.abi3.so in its place and name a Python that has torch.
 GPU_PYTHON ?= $(BIN)/python
 gpu: ## tests and benchmark on this machine's CUDA card, within 10 minutes; builds no Rust; GPU_PYTHON names the Python
-	PYTHONPATH=python $(GPU_PYTHON) benches/gpu/run.py $(ARGS)
+	PYTHONPATH=python:benches $(GPU_PYTHON) benches/gpu/run.py $(ARGS)
 
 # The libraries of every instruction set and architecture, which an editable installation would take for its own: they go when
 # the wheel is made. Without a CUDA toolkit it has only that for the CPU, and says so.

@@ -1,6 +1,6 @@
-"""Everything that needs a CUDA card, in one run of at most 10 minutes: tests, sanitizer, benchmark; JSON and one table.
+"""Everything that needs a CUDA card, in one run of at most 10 minutes: tests, benchmark, sanitizer; JSON and one table.
 
-Needs torch >= 2.10 and nvcc, no network; pytest for the tests, transformers for one of them. Decode is memory: what
+Needs torch >= 2.10 and nvcc, no network; pytest for the tests, transformers for two of them. Decode is memory: what
 counts is the share of the read bandwidth that the same run measures. Every call of a benchmark reads other blocks than
 the one before, so that nothing comes from the L2 cache, and calls are replayed from a CUDA graph.
 
@@ -11,157 +11,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-import looseleaf.ops  # noqa: F401 - defines the operators
+from gpu.classic import Classic, compile_classic
+from gpu.clock import read_ceiling
+from gpu.decode import Case, Timing, measure
+from gpu.targets import CASES, verdicts
 from looseleaf.ops import cuda_native
+from looseleaf.ops.build import KernelsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUDGET_SECONDS = 570.0
-TEST_SECONDS = 300.0
+TEST_SECONDS = 240.0
+TIMING_SECONDS = 200.0
 SANITIZER_SECONDS = 90.0
+CASE_SECONDS = 20.0  # that are left, or no further case begins
 COLD_BYTES = 1 << 30  # far more than any L2 cache
-INT32 = torch.int32
+CEILING_BYTES = 1 << 32
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/kernels/test_gpu.py"
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    name: str
-    seq_lens: tuple[int, ...]
-    q_heads: int = 32
-    kv_heads: int = 8
-    block_size: int = 16
-    is_8bit: bool = False
-    goal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    name: str
-    microseconds: float
-    gigabytes: float
-    share_of_ceiling: float
-    gather_and_sdpa: float | None  # its time over ours
-    goal: str
-
-
-CASES = (
-    Case("64 x 4k", (4096,) * 64, goal="share >= 0.90"),
-    Case("64 x 4k, 64/8", (4096,) * 64, q_heads=64, goal="share >= 0.90"),
-    Case("32 x 4k", (4096,) * 32, goal="share >= 0.85"),
-    Case("64 x 4k, blocks of 64", (4096,) * 64, block_size=64, goal="within 3 % of blocks of 16"),
-    Case("ragged, as 64 x 4k", tuple(range(128, 8192, 126))[:64], goal=">= 0.9 of equal lengths"),
-    Case("64 x 4k, float8", (4096,) * 64, is_8bit=True, goal="<= 0.6 of the time of bf16"),
-    Case("1 x 8k, 64/8", (8192,), q_heads=64, goal="<= 20 us"),
-    Case("1 x 1k", (1024,), goal="<= 8 us"),
-)
-
-
-def seconds_of(call: Callable[[], object], repeats: int = 5) -> float:
-    """Median time of a replayed call on the device."""
-    call()
-    torch.cuda.synchronize()
-    samples = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        samples.append(float(begin.elapsed_time(end)) / 1e3)
-    return sorted(samples)[repeats // 2]
-
-
-def captured(calls: list[Callable[[], object]]) -> Callable[[], object]:
-    """All calls as one CUDA graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph.replay
-
-
-def read_ceiling() -> float:
-    """Bytes a second of a sum over memory that no cache holds."""
-    values = torch.ones(COLD_BYTES, dtype=torch.float32, device="cuda")
-    return values.numel() * 4 / seconds_of(captured([values.sum]))
-
-
-def measure(case: Case, ceiling: float) -> Timing:
-    """Check one call against gathered attention, then time many on different blocks."""
-    dtype, head_dim = torch.bfloat16, 128
-    stored = torch.float8_e4m3fn if case.is_8bit else dtype
-    num_seqs, size = len(case.seq_lens), case.block_size
-    num_bytes = sum(case.seq_lens) * case.kv_heads * head_dim * 2 * stored.itemsize
-    rounds = max(2, -(-COLD_BYTES // num_bytes))
-    used = [-(-length // size) for length in case.seq_lens]
-    num_blocks = sum(used) * rounds
-    pool = torch.empty(num_blocks, 2, case.kv_heads, size, head_dim, dtype=dtype, device="cuda").normal_().to(stored)
-    k_cache, v_cache = pool[:, 0], pool[:, 1]
-    order = torch.randperm(num_blocks, device="cuda").to(INT32)
-    lens = torch.tensor(case.seq_lens, dtype=INT32, device="cuda")
-    rows = torch.arange(num_seqs + 1, dtype=INT32, device="cuda")
-    query = torch.randn(num_seqs, case.q_heads, head_dim, dtype=dtype, device="cuda")
-    scale = torch.ones(1, device="cuda") if case.is_8bit else None
-    out = torch.empty_like(query)
-    tables = []
-    for part in torch.split(order, sum(used)):
-        table = torch.zeros(num_seqs, max(used), dtype=INT32, device="cuda")
-        for seq, blocks in enumerate(torch.split(part, used)):
-            table[seq, : len(blocks)] = blocks
-        tables.append(table)
-
-    def attend(table: Tensor) -> None:
-        arguments = (query, k_cache, v_cache, table, lens, rows, 1, head_dim**-0.5)
-        torch.ops.looseleaf.attend_out(*arguments, k_scale=scale, v_scale=scale, out=out)
-
-    sums = torch.tensor([0, *case.seq_lens], dtype=INT32, device="cuda").cumsum(0, dtype=INT32)
-    is_equal = len(set(case.seq_lens)) == 1
-    key, value = (
-        torch.empty(sum(case.seq_lens), case.kv_heads, head_dim, dtype=dtype, device="cuda") for _ in range(2)
-    )
-
-    def gathered(table: Tensor) -> Tensor:
-        torch.ops.looseleaf.gather(k_cache, v_cache, table, sums, key, value, scale, scale)
-        shape = (num_seqs, -1, case.kv_heads, head_dim)
-        sides = [side.view(shape).transpose(1, 2) for side in (key, value)]
-        return sdpa(query[:, :, None], sides[0], sides[1], enable_gqa=True)[:, :, 0]
-
-    if is_equal:
-        expected = gathered(tables[0]).float()
-        attend(tables[0])
-        error = float((out.float() - expected).norm() / expected.norm())
-        assert error <= 1e-2, f"{case.name}: differs from gathered attention by {error:.1e}"
-    seconds = seconds_of(captured([partial(attend, table) for table in tables])) / rounds
-    other = None
-    if is_equal:
-        other = seconds_of(captured([partial(gathered, table) for table in tables])) / rounds / seconds
-    share = num_bytes / seconds / ceiling
-    return Timing(case.name, seconds * 1e6, num_bytes / 1e9, share, other, case.goal)
-
-
 def run(command: list[str], seconds: float) -> dict[str, object]:
     """A command's end, and its last lines."""
+    if seconds < 10:
+        return {"result": "no time was left"}
     start = time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=seconds)
@@ -171,11 +57,80 @@ def run(command: list[str], seconds: float) -> dict[str, object]:
     return {"exit": done.returncode, "seconds": round(time.monotonic() - start, 1), "last_lines": lines}
 
 
+def compiled_classic() -> Classic | str:
+    """The baseline's kernel, or why there is none."""
+    try:
+        return compile_classic(Path(tempfile.mkdtemp(prefix="looseleaf-")))
+    except (KernelsUnavailable, subprocess.SubprocessError, OSError) as error:
+        return str(getattr(error, "stderr", None) or error)[-300:]
+
+
+def time_cases(path: Path, device: str, cases: tuple[Case, ...], sizes: tuple[int, int], kernel: Classic | str) -> None:
+    """Time cases one by one and write what there is after each.
+
+    Args:
+        path: the JSON file.
+        device: `cuda`; tests run this on `cpu`.
+        cases: what is timed.
+        sizes: bytes of blocks that calls go through, and bytes of the read ceiling.
+        kernel: the classic one, or why there is none.
+    """
+    end = time.monotonic() + TIMING_SECONDS
+    cold_bytes, ceiling_bytes = sizes
+    ceiling = read_ceiling(device, ceiling_bytes)
+    results: dict[str, object] = {"read_ceiling_gigabytes": ceiling / 1e9}
+    if isinstance(kernel, str):
+        results["classic"] = kernel
+    timings: list[dict[str, object]] = []
+    results["timings"] = timings
+    for case in cases:
+        if time.monotonic() > end - CASE_SECONDS:
+            timings.append({"name": case.name, "result": "no time was left"})
+        else:
+            try:
+                found = measure(case, device, cold_bytes, ceiling, None if isinstance(kernel, str) else kernel)
+                timings.append(asdict(found))
+            except RuntimeError as error:  # memory, or a wrong result: the other cases still count
+                timings.append({"name": case.name, "result": str(error)[:300]})
+            if device == "cuda":
+                torch.cuda.empty_cache()
+        path.write_text(json.dumps(results), encoding="utf-8")
+
+
+def print_tables(results: dict[str, object]) -> bool:
+    """The timings, then each goal; whether every case was measured and right."""
+    entries = results.get("timings")
+    assert isinstance(entries, list)
+    timings = {entry["name"]: Timing(**entry) for entry in entries if "result" not in entry}
+    print(f"read ceiling {results['read_ceiling_gigabytes']:.0f} GB/s")
+    print(f"{'case':24} {'us':>9} {'GB':>7} {'share':>6}  seconds of others over ours")
+    for entry in entries:
+        timing = timings.get(entry["name"])
+        if timing is None:
+            print(f"{entry['name']:24} {entry['result']}")
+            continue
+        others = ", ".join(
+            f"{name} {value / timing.seconds:.2f}x" if isinstance(value, float) else f"{name}: {value}"
+            for name, value in timing.others.items()
+        )
+        figures = f"{timing.seconds * 1e6:9.1f} {timing.num_bytes / 1e9:7.3f} {timing.share_of_ceiling:6.2f}"
+        print(f"{timing.name:24} {figures}  {others}")
+    found = verdicts(timings)
+    results["goals"] = [asdict(verdict) for verdict in found]
+    for verdict in found:
+        value = "not measured" if verdict.value is None else f"{verdict.value:.2f}"
+        print(f"{'met' if verdict.is_met else 'missed':6} {value:>12}  {verdict.goal}")
+    return len(timings) == len(entries)
+
+
 def main() -> int:
     """Run what time allows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "gpu.json", help="where results go")
-    path = parser.parse_args().json
+    parser.add_argument(
+        "--timings", type=Path, help="only time, into this file; the run does so in a process of its own"
+    )
+    chosen = parser.parse_args()
     start = time.monotonic()
     if not torch.cuda.is_available():
         print("no CUDA device that this PyTorch can use: nothing was run")
@@ -183,6 +138,9 @@ def main() -> int:
     if not cuda_native.load():
         print("the CUDA kernels could not be had; the warning above says why")
         return 1
+    if chosen.timings is not None:
+        time_cases(chosen.timings, "cuda", CASES, (COLD_BYTES, CEILING_BYTES), compiled_classic())
+        return 0
     card = torch.cuda.get_device_properties(0)
     results: dict[str, object] = {
         "card": card.name,
@@ -190,33 +148,41 @@ def main() -> int:
         "torch": torch.__version__,
         "build_seconds": round(time.monotonic() - start, 1),
     }
+
+    def left(most: float) -> float:
+        return min(most, BUDGET_SECONDS - (time.monotonic() - start))
+
+    print(f"{card.name}; the library was there after {results['build_seconds']} s", flush=True)
+    is_right = steps(results, left)
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0 if is_right else 1
+
+
+def steps(results: dict[str, object], left: Callable[[float], float]) -> bool:
+    """Tests, timings and sanitizer, each within its time; whether all were right."""
     pytest = [sys.executable, "-m", "pytest", "-q", TESTS]
-    results["tests"] = tests = run(pytest, TEST_SECONDS)
-    sanitizer = shutil.which("compute-sanitizer")
+    results["tests"] = tests = run(pytest, left(TEST_SECONDS))
+    print(f"tests: {json.dumps(tests, indent=1)}", flush=True)
+    is_timed = False
+    with tempfile.TemporaryDirectory(prefix="looseleaf-") as folder:
+        path = Path(folder, "timings.json")
+        timed = run([sys.executable, __file__, "--timings", str(path)], left(TIMING_SECONDS + 60))
+        results["timing"] = timed
+        if path.exists():
+            results |= json.loads(path.read_text(encoding="utf-8"))
+            is_timed = print_tables(results)
+        else:
+            print(f"timings: {timed}")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is not None:
-        results["sanitizer"] = run([sanitizer, "--error-exitcode", "9", *pytest, "-k", "moves"], SANITIZER_SECONDS)
-    results["read_ceiling_gigabytes"] = ceiling = read_ceiling() / 1e9
-    timings: list[dict[str, object]] = []
-    for case in CASES:
-        if time.monotonic() - start > BUDGET_SECONDS - 20:
-            print(f"no time left for {case.name}")
-            continue
-        timing = measure(case, ceiling * 1e9)
-        torch.cuda.empty_cache()
-        timings.append(asdict(timing))
-    results["timings"] = timings
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"{card.name}: read ceiling {ceiling:.0f} GB/s; tests: {tests.get('last_lines') or tests}")
-    print(f"{'case':24} {'us':>9} {'GB':>7} {'share':>6} {'gather+SDPA':>12}  goal")
-    for each in timings:
-        other = "-" if each["gather_and_sdpa"] is None else f"{each['gather_and_sdpa']:.1f}x"
-        print(
-            f"{each['name']:24} {each['microseconds']:9.1f} {each['gigabytes']:7.3f} {each['share_of_ceiling']:6.2f} "
-            f"{other:>12}  {each['goal']}"
-        )
-    return 0 if tests.get("exit") == 0 else 1
+        for tool in ("memcheck", "racecheck"):
+            command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *pytest, "-k", "moves or graph"]
+            results[tool] = run(command, left(SANITIZER_SECONDS))
+            print(f"{tool}: {results[tool]}", flush=True)
+    return tests.get("exit") == 0 and is_timed
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYTHONPATH", f"{ROOT / 'python'}{os.pathsep}{ROOT / 'benches'}")
     sys.exit(main())

@@ -107,9 +107,13 @@ def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resource
 
 
 def _compile(files: list[str], kernels: list[str], architecture: str) -> tuple[bytes, list[Resources]]:
+    return compile_text("\n".join(f'#include "looseleaf/{file}.h"' for file in files), kernels, architecture)
+
+
+def compile_text(text: str, kernels: list[str], architecture: str) -> tuple[bytes, list[Resources]]:
+    """As `compile_kernels`, of a source of its own."""
     nvrtc = _library()
     root: Path = emulated.sources()
-    text = "\n".join(f'#include "looseleaf/{file}.h"' for file in files)
     try:
         _, program = nvrtc.nvrtcCreateProgram(
             text.encode(),

@@ -11,6 +11,7 @@ from tests.kernels.test_cuda_attend import check
 from tests.kernels.test_grid import CASES, TOLERANCES, _build
 
 from looseleaf import Engine, SamplingParams, ops
+from looseleaf.cached_folder import cache_root, is_whole
 from looseleaf.ops import cuda_native, reference
 
 if TYPE_CHECKING:
@@ -119,16 +120,29 @@ def test_captured_graph_follows_lengths_and_tables(dtype: torch.dtype) -> None:
 def test_engine_answers_as_the_model_alone(request: pytest.FixtureRequest) -> None:
     pytest.importorskip("transformers")
     tiny_model: PreTrainedModel = request.getfixturevalue("tiny_model")
-    model: PreTrainedModel = tiny_model.to("cuda")
     try:
-        prompts = [[1, 5, 9, 33], [1, 7] * 20, [1, 100, 200, 3, 4, 5, 6]]
-        engine = Engine(model, num_blocks=64, block_size=16)
-        params = SamplingParams(max_tokens=24, ignore_eos=True)
-        answers = engine.generate(prompts, params)
-        for prompt, answer in zip(prompts, answers, strict=True):
-            ids = torch.tensor([prompt], device="cuda")
-            lengths = {"max_new_tokens": 24, "min_new_tokens": 24}
-            own = model.generate(ids, do_sample=False, attention_mask=torch.ones_like(ids), **lengths)
-            assert list(answer.token_ids) == own[0, len(prompt) :].tolist()
+        _compare(tiny_model.to("cuda"))
     finally:
         tiny_model.to("cpu")
+
+
+def test_engine_answers_as_the_real_model_alone() -> None:
+    """Where it is converted already: a card's time is not for that."""
+    transformers = pytest.importorskip("transformers")
+    folder = next((found for found in sorted(cache_root().glob("smollm2-*")) if is_whole(found)), None)
+    if folder is None:
+        pytest.skip("the real model is not converted here")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    _compare(model.to("cuda").eval())
+
+
+def _compare(model: PreTrainedModel) -> None:
+    """Greedy answers of a batch with those of each prompt alone."""
+    prompts = [[1, 5, 9, 33], [1, 7] * 20, [1, 100, 200, 3, 4, 5, 6]]
+    engine = Engine(model, num_blocks=64, block_size=16)
+    answers = engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt], device=model.device)
+        lengths = {"max_new_tokens": 24, "min_new_tokens": 24}
+        own = model.generate(ids, do_sample=False, attention_mask=torch.ones_like(ids), **lengths)
+        assert list(answer.token_ids) == own[0, len(prompt) :].tolist()
