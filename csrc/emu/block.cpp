@@ -1,5 +1,6 @@
 // The scheduler: threads of a block take turns at barriers and warp operations, in the order of the settings.
 #include "block.h"
+#include "thread_sanitizer.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +13,12 @@ namespace looseleaf::emu {
 namespace {
 
 thread_local Block* block_of_thread = nullptr;
+
+// Addresses where threads meet, for ThreadSanitizer: each block of a launch has some of its own, since blocks do not meet.
+constexpr unsigned kMeetings = 2 * (1 + 32 + 1), kBegin = 33, kMostBlocks = 1024;
+constexpr unsigned kBlocksApart = 4;
+char meetings[kMostBlocks * kMeetings];
+char launch_begins, launch_ends;
 
 std::string text_of(Place place) {
   const char* slash = std::strrchr(place.file_name(), '/');
@@ -64,9 +71,32 @@ void fail(Place place, const std::string& what) {
   std::abort();
 }
 
+const void* Block::meeting(unsigned number, uint32_t epoch) const {
+  return meetings + serial % kMostBlocks * kMeetings + 2 * number + epoch % 2;
+}
+
+// Exactly as large as asked for, so that sanitizers see the end.
+void Block::make_shared(size_t bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 128, bytes + (bytes == 0)) != 0) throw std::bad_alloc();
+  if (!watched::kIsOn) memory_.clear();  // else until the launch ends: two blocks never share an address
+  memory_.emplace_back(static_cast<char*>(memory), std::free);
+  shared = static_cast<char*>(memory);
+  shared_bytes = bytes;
+}
+
+void Block::end_launch() {
+  watched::leave(&launch_ends);
+  if (!watched::kIsOn) return;
+  memory_.clear();
+  shared = nullptr;
+}
+
 void Block::enter() {
   Fiber::arrived();
   Block& block = running();
+  watched::leave(&launch_begins);
+  watched::leave(block.meeting(kBegin, 0));
   (*block.kernel_)();
   block.finish_thread();
   std::abort();
@@ -83,22 +113,24 @@ void Block::run(Dim3 index_, Dim3 size_, Dim3 grid_, size_t bytes, const std::fu
   ++serial;
   error.clear();
   ready_.clear();
-  if (bytes != shared_bytes || shared == nullptr) {  // exactly as large as asked for, so that sanitizers see the end
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 128, bytes + (bytes == 0)) != 0) throw std::bad_alloc();
-    memory_ = {static_cast<char*>(memory), std::free};
-    shared = memory_.get();
-    shared_bytes = bytes;
-    granules.assign(bytes / 2 + 1, Granule{});
-  }
+  if (bytes != shared_bytes || granules.empty()) granules.assign(bytes / 2 + 1, Granule{});
+  if (bytes != shared_bytes || shared == nullptr || watched::kIsOn) make_shared(bytes);
   std::memset(shared, 0xFF, bytes);  // NaN in every format
+  watched::arrive(meeting(kBegin, 0));
+  ready_.reserve(num_threads_);  // no thread of the block allocates for all
   warps.assign((num_threads_ + 31) / 32, Warp{});
+  if (watched::kIsOn) {  // several blocks in a row have no thread in common, which would order what they do
+    const size_t wanted = num_threads_ * std::min(grid.count(), kBlocksApart);
+    while (threads.size() < wanted) threads.push_back(std::make_unique<Thread>());
+    std::rotate(threads.begin(), threads.begin() + num_threads_, threads.end());
+  }
   for (unsigned i = 0; i < num_threads_; ++i) {
     if (i == threads.size()) threads.push_back(std::make_unique<Thread>());
     Thread& thread = *threads[i];
     thread.number = i;
     thread.index = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
     thread.copies.clear();
+    if (watched::kIsOn) thread.copies.reserve(1024);
     thread.open_group = 0;
     thread.fiber.reset(&Block::enter);
     warps[i / 32].live |= 1u << (i % 32);
@@ -158,8 +190,11 @@ void Block::barrier(Place place) {
     fail(place, "divergent __syncthreads: other threads wait in the one at " + text_of(barrier_place_));
   }
   current->state = Thread::State::kBlocked;
+  const void* const here = meeting(0, epoch);
+  watched::arrive(here);
   if (++num_at_barrier_ == num_threads_ - num_done_) open_barrier();
   leave();
+  watched::leave(here);
 }
 
 void Block::finish_thread() {
@@ -168,6 +203,8 @@ void Block::finish_thread() {
   warp.live &= ~(1u << thread.lane());
   if (warp.arrived != 0 && (warp.mask >> thread.lane() & 1u) != 0)
     fail(warp.place, std::string(warp.name) + " with mask " + hex(warp.mask) + " names this lane, which ends before it");
+  watched::arrive(&launch_ends);
+  watched::arrive(meeting(0, epoch));  // a barrier waits for those that live
   thread.state = Thread::State::kDone;
   ++num_done_;
   if (num_at_barrier_ != 0 && num_at_barrier_ == num_threads_ - num_done_) open_barrier();  // it waits for those that live
@@ -218,8 +255,10 @@ void launch(Dim3 grid, Dim3 block_size, size_t shared_bytes, const std::function
   block.random.seed(chosen.seed);
   if (chosen.order == Order::kReverse) std::reverse(order.begin(), order.end());
   if (chosen.order == Order::kRandom) std::shuffle(order.begin(), order.end(), block.random);
+  watched::arrive(&launch_begins);
   for (const unsigned i : order)
     block.run({i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)}, block_size, grid, shared_bytes, kernel);
+  block.end_launch();
 }
 
 }  // namespace looseleaf::emu

@@ -66,6 +66,11 @@ class Block {
  public:
   void run(Dim3 index, Dim3 size, Dim3 grid, size_t shared_bytes, const std::function<void()>& kernel);
 
+  // Where its threads meet, for ThreadSanitizer: 0 all of them, from 1 on those of a warp. Two meetings in a row have two
+  // addresses, since who comes to the second may be there before others have left the first.
+  const void* meeting(unsigned number, uint32_t epoch) const;
+  // After the last block of a launch.
+  void end_launch();
   void make_ready(Thread& thread);
   void leave(bool is_last = false) { current->fiber.leave(is_last); }
   void barrier(Place place);
@@ -91,7 +96,9 @@ class Block {
   Thread& next();
   std::string who_waits() const;
 
-  std::unique_ptr<char, void (*)(void*)> memory_{nullptr, nullptr};
+  void make_shared(size_t bytes);
+
+  std::vector<std::unique_ptr<char, void (*)(void*)>> memory_;  // of blocks that ThreadSanitizer may not mix up
   std::vector<unsigned> ready_;
   unsigned num_threads_ = 0, num_done_ = 0, num_at_barrier_ = 0;
   Place barrier_place_;

@@ -83,5 +83,6 @@ void read_shared(const void* address, size_t bytes, Place place);
 void write_shared(const void* address, size_t bytes, Place place);
 // Checks that global memory is read and written at addresses that the hardware takes.
 void check_alignment(const void* address, size_t bytes, Place place);
+void write_global(void* address, size_t bytes, Place place);
 
 }  // namespace looseleaf::emu

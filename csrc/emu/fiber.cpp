@@ -1,5 +1,7 @@
-// Fibers: a switch of a dozen instructions on x86-64, ucontext elsewhere. AddressSanitizer is told of every switch.
+// Fibers: a switch of a dozen instructions on x86-64, ucontext elsewhere. The sanitizers are told of every switch.
 #include "fiber.h"
+
+#include "thread_sanitizer.h"
 
 #include <sys/mman.h>
 
@@ -28,6 +30,10 @@ thread_local size_t scheduler_bytes = 0;
 constexpr size_t kStackBytes = 1 << 17;
 #endif
 constexpr size_t kGuardBytes = 4096;
+#if defined(LOOSELEAF_THREAD_SANITIZER)
+constexpr unsigned kNoOrder = 1;  // a switch is not a meeting
+thread_local void* scheduler_watched = nullptr;
+#endif
 
 }  // namespace
 
@@ -71,9 +77,17 @@ Fiber::Fiber() {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mprotect(memory, kGuardBytes, PROT_NONE);  // a frame that is too large stops here
   stack_ = static_cast<char*>(memory) + kGuardBytes;
+#if defined(LOOSELEAF_THREAD_SANITIZER)
+  watched_ = __tsan_create_fiber(0);
+#endif
 }
 
-Fiber::~Fiber() { munmap(stack_ - kGuardBytes, kStackBytes + kGuardBytes); }
+Fiber::~Fiber() {
+#if defined(LOOSELEAF_THREAD_SANITIZER)
+  __tsan_destroy_fiber(watched_);
+#endif
+  munmap(stack_ - kGuardBytes, kStackBytes + kGuardBytes);
+}
 
 void Fiber::reset(void (*entry)()) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -101,6 +115,10 @@ void Fiber::resume() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&scheduler_fake_, stack_, kStackBytes);
 #endif
+#if defined(LOOSELEAF_THREAD_SANITIZER)
+  scheduler_watched = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(watched_, kNoOrder);
+#endif
   looseleaf_switch_stack(&scheduler_, context_);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(scheduler_fake_, nullptr, nullptr);
@@ -110,6 +128,9 @@ void Fiber::resume() {
 void Fiber::leave(bool is_last) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_stack_, scheduler_bottom, scheduler_bytes);
+#endif
+#if defined(LOOSELEAF_THREAD_SANITIZER)
+  __tsan_switch_to_fiber(scheduler_watched, kNoOrder);
 #endif
   looseleaf_switch_stack(&context_, scheduler_);
 #if defined(__SANITIZE_ADDRESS__)

@@ -27,6 +27,7 @@ class Fiber {
   void* scheduler_ = nullptr;    // of the scheduler while the fiber runs
   void* fake_stack_ = nullptr;   // AddressSanitizer's
   void* scheduler_fake_ = nullptr;
+  void* watched_ = nullptr;  // ThreadSanitizer's
 };
 
 }  // namespace looseleaf::emu

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "block.h"
+#include "thread_sanitizer.h"
 
 namespace looseleaf::emu {
 namespace {
@@ -116,6 +117,11 @@ void write_shared(const void* address, size_t bytes, Place place) {
 void check_alignment(const void* address, size_t bytes, Place place) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
     fail(place, "global memory: an address is misaligned for " + std::to_string(bytes) + " bytes");
+}
+
+void write_global(void* address, size_t bytes, Place place) {
+  check_alignment(address, bytes, place);
+  watched::write(address, bytes);  // compilers do not report stores of several words
 }
 
 void copy_async(void* target, const void* source, int bytes, int source_bytes, Place place) {

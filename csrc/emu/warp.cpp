@@ -3,6 +3,7 @@
 #include <string>
 
 #include "block.h"
+#include "thread_sanitizer.h"
 #include "looseleaf/element.h"
 
 namespace looseleaf::emu {
@@ -103,7 +104,12 @@ void transpose(Lanes& lanes) {
 }  // namespace
 
 void sync_warp(uint32_t mask, Place place) {
+  const Block& block = running();
+  const unsigned warp = block.current->warp();
+  const void* const meeting = block.meeting(1 + warp, block.warps[warp].epoch);
+  if (mask == kAllLanes) watched::arrive(meeting);
   running().warp_operation("__syncwarp", pass_barrier, mask, nullptr, nullptr, 0, place);
+  if (mask == kAllLanes) watched::leave(meeting);
 }
 
 uint64_t shuffle(uint32_t mask, uint64_t bits, unsigned source, Place place) {
@@ -130,6 +136,7 @@ void matrix_product(bool is_bfloat, float d[4], const uint32_t a[4], const uint3
 
 void matrix_load(uint32_t out[4], const void* row, bool is_transposed, Place place) {
   read_shared(row, 16, place);
+  watched::read(row, 16);
   running().warp_operation("ldmatrix", is_transposed ? load_matrices<true> : load_matrices<false>, kAllLanes, row, out, 0,
                            place);
 }

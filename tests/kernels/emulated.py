@@ -62,7 +62,7 @@ def compile_units(folder: Path, units: tuple[str, ...], flags: tuple[str, ...] =
     include = Path(torch.__file__).parent / "include"
 
     def one(name: str) -> str:
-        target = folder / (name.replace("/", "-") + ".o")
+        target = folder / (name.strip("/").replace("/", "-") + ".o")
         places = [f"-I{root / 'include'}", f"-I{root}"]
         needs_torch = name.endswith("operators.cpp")
         places += [build._STABLE_ABI, f"-isystem{include}"] if needs_torch else []

@@ -86,11 +86,15 @@ def _library() -> Any:
     )
 
 
+def header_of(kernel: str) -> str:
+    """The header of looseleaf/ that defines a kernel."""
+    return next(file for file, part in HEADERS_OF.items() if part in kernel)
+
+
 @cache
 def ptx_of(kernel: str, architecture: str) -> str:
     """The PTX of one kernel, `looseleaf::cuda::...` as C++ names it, for `compute_80` and the like."""
-    file = next(file for file, part in HEADERS_OF.items() if part in kernel)
-    return _compile([file], [kernel], architecture)[0].rstrip(b"\0").decode()
+    return _compile([header_of(kernel)], [kernel], architecture)[0].rstrip(b"\0").decode()
 
 
 def compile_kernels(group: str, architecture: str) -> tuple[bytes, list[Resources]]:

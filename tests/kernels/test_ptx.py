@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels import emulated, test_cuda_moves
-from tests.kernels.ptx.launches import ARCHITECTURES, Compiled
+from tests.kernels.ptx.compiled import ARCHITECTURES, Compiled
 from tests.kernels.ptx.machine import Machine
 from tests.kernels.ptx.memory import Fault, Global
 from tests.kernels.ptx.parse import parse

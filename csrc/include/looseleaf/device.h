@@ -44,6 +44,10 @@ template <class T>
 LOOSELEAF_DEVICE T load_global(const void* address) {
   return __ldg(static_cast<const T*>(address));
 }
+template <class T>
+LOOSELEAF_DEVICE void store_global(void* address, T value) {
+  *static_cast<T*>(address) = value;
+}
 
 #if !defined(__CUDACC_RTC__)
 // Returns what went wrong, or null.
@@ -94,6 +98,11 @@ template <class T>
 T load_global(const void* address, LOOSELEAF_HERE) {
   emu::check_alignment(address, sizeof(T), here);
   return *static_cast<const T*>(address);
+}
+template <class T>
+void store_global(void* address, std::type_identity_t<T> value, LOOSELEAF_HERE) {
+  emu::write_global(address, sizeof(T), here);
+  *static_cast<T*>(address) = value;
 }
 
 template <class... Parameters, class... Arguments>

@@ -23,6 +23,17 @@ class Fault(RuntimeError):
     """What hardware would not take, or would make anything of."""
 
 
+def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans (start, end) in order, those that touch made one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
 class Global:
     """Memory of this process, of which a kernel may touch the spans that it was given."""
 
@@ -37,13 +48,7 @@ class Global:
         """Let kernels touch a span."""
         if num_bytes == 0:
             return
-        spans: list[tuple[int, int]] = []
-        for start, end in sorted([*self._spans, (address, address + num_bytes)]):
-            if spans and start <= spans[-1][1]:
-                spans[-1] = spans[-1][0], max(spans[-1][1], end)
-            else:
-                spans.append((start, end))
-        self._spans = spans
+        self._spans = spans = merge([*self._spans, (address, address + num_bytes)])
         self._starts, self._ends = (np.array(side, np.int64) for side in zip(*spans, strict=True))
         self.base = spans[0][0] // 256 * 256
         size = spans[-1][1] - self.base  # with what lies between: `index` lets nobody touch it

@@ -1,8 +1,4 @@
-"""The emulated operators with their kernels compiled: each launch runs what NVRTC made of the kernel, in numpy.
-
-Everything else is the operator's own: its checks, its launches, the memory of its tensors. A kernel may touch what its
-call was given, and nothing else.
-"""
+"""Launches of the emulated operators, taken away from the emulator: what a kernel is given, and what it may touch."""
 
 from __future__ import annotations
 
@@ -10,30 +6,20 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from tests.kernels import emulated, nvrtc
-from tests.kernels.ptx.machine import Machine
-from tests.kernels.ptx.memory import Fault, Global
-from tests.kernels.ptx.parse import parse
+from tests.kernels import emulated
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.kernels.ptx.parse import Kernel
-
-ARCHITECTURES = ("compute_80", "compute_90", "compute_100")
 _NOWHERE = (emulated.LAUNCH(0), emulated.ALLOW(0))
 
 
 @cache
-def _kernel_names() -> dict[int, tuple[str, str]]:
+def kernel_names() -> dict[int, tuple[str, str]]:
     """The kernels of the emulated library by their addresses: symbol, and name in C++."""
     library = emulated.load()
     if shutil.which("nm") is None:
@@ -52,36 +38,34 @@ def _kernel_names() -> dict[int, tuple[str, str]]:
     return {base + place: (name, readable[place]) for name, place in addresses.items() if "_kernel" in name}
 
 
-@cache
-def _kernel(text: str, symbol: str) -> Kernel:
-    return parse(text)[symbol]
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def extent(tensor: Tensor) -> tuple[int, int]:
     """Address and bytes, from its first to its last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
-class Compiled(TorchDispatchMode):
-    """While entered, launches of the emulated operators run as PTX of one architecture.
+class Launches(TorchDispatchMode):
+    """While entered, launches of the emulated operators go to `launch`."""
 
-    Args:
-        architecture: `compute_80` and the like.
-        change: what is done to the compiler's text before it runs.
-    """
-
-    def __init__(self, architecture: str, change: Callable[[str], str] = str) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.architecture = architecture
-        self.kernels: Counter[str] = Counter()  # that ran
-        self.conflicts = 0
-        self.copied_sectors = 0
-        self.issued: Counter[str] = Counter()  # instructions of warps, by kernel
-        self._change = change
-        self._memory = Global()
         self._error: Exception | None = None
-        self._callbacks = emulated.LAUNCH(self._launch), emulated.ALLOW(self._allow)
+        self._callbacks = emulated.LAUNCH(self._launch), emulated.ALLOW(self.allow)
+
+    def begin(self) -> None:
+        """A call of an operator begins."""
+        raise NotImplementedError
+
+    def allow(self, address: int, num_bytes: int) -> None:
+        """The call's kernels may touch this memory."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """The tensors of the call are known; what is allowed from now on is its own."""
+
+    def launch(self, symbol: str, name: str, sizes: tuple[int, ...], parameters: bytes) -> None:
+        """Do what a launch does; `sizes` are grid x and y, threads, bytes of shared memory."""
+        raise NotImplementedError
 
     def __torch_dispatch__(
         self,
@@ -90,14 +74,16 @@ class Compiled(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the operator returns
-        """Lets an emulated operator run its kernels here; others are left alone."""
+        """Lets an emulated operator run with its launches taken away; others are left alone."""
         kwargs = kwargs or {}
         if func.namespace != emulated.NAMESPACE:
             return func(*args, **kwargs)
-        self._memory, self._error = Global(), None
+        self._error = None
+        self.begin()
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor):
-                self._memory.allow(*_extent(value))
+                self.allow(*extent(value))
+        self.start()
         emulated.load().looseleaf_elsewhere(*self._callbacks)
         try:
             result = func(*args, **kwargs)
@@ -107,26 +93,12 @@ class Compiled(TorchDispatchMode):
             raise self._error
         return result
 
-    def _allow(self, address: int, num_bytes: int) -> None:
-        self._memory.allow(address, num_bytes)
-
     def _launch(self, kernel: int, parameters: int, sizes: Any) -> None:  # noqa: ANN401 - a pointer of ctypes
         if self._error is not None:
             return
         try:
-            symbol, name = _kernel_names()[kernel]
-            grid_x, grid_y, threads, shared_bytes, num_bytes = sizes[:5]
-            text = self._change(nvrtc.ptx_of(name, self.architecture))
-            content = ctypes.string_at(parameters, num_bytes)
-            machine = Machine(_kernel(text, symbol), self._memory, (grid_x, grid_y), threads, shared_bytes, content)
-            machine.run()
+            symbol, name = kernel_names()[kernel]
+            *shape, num_bytes = sizes[:5]
+            self.launch(symbol, name, tuple(shape), ctypes.string_at(parameters, num_bytes))
         except Exception as error:  # noqa: BLE001 - raised again when the operator is done
             self._error = error
-            return
-        self.kernels[name] += 1
-        self.conflicts += machine.conflicts
-        self.copied_sectors += machine.copied_sectors
-        self.issued[name] += machine.issued
-
-
-__all__ = ["ARCHITECTURES", "Compiled", "Fault"]
