@@ -69,11 +69,11 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - an operator
-        types: Any,  # noqa: ANN401 - not looked at
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the operator returns
+    ) -> Any:
         """Lets an emulated operator run with its launches taken away; others are left alone."""
         kwargs = kwargs or {}
         if func.namespace != emulated.NAMESPACE:
@@ -93,7 +93,7 @@ class Launches(TorchDispatchMode):
             raise self._error
         return result
 
-    def _launch(self, kernel: int, parameters: int, sizes: Any) -> None:  # noqa: ANN401 - a pointer of ctypes
+    def _launch(self, kernel: int, parameters: int, sizes: Any) -> None:
         if self._error is not None:
             return
         try:

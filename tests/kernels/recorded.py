@@ -62,11 +62,11 @@ class Recorder(Launches):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - an operator
-        types: Any,  # noqa: ANN401 - not looked at
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the operator returns
+    ) -> Any:
         """Records an emulated operator, then lets the emulator run it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace != emulated.NAMESPACE:

@@ -53,10 +53,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Classic:
     return Classic(target)
 
 
-def _varlen(signature: inspect.Signature) -> Any:  # noqa: ANN401 - a function with PyTorch's signature
+def _varlen(signature: inspect.Signature) -> Any:
     """What `varlen_attn` computes, for calls that its signature takes."""
 
-    def attend(*args: Any, **options: Any) -> Tensor:  # noqa: ANN401
+    def attend(*args: Any, **options: Any) -> Tensor:
         given = signature.bind(*args, **options).arguments
         assert given["enable_gqa"]
         out = torch.empty_like(given["query"])

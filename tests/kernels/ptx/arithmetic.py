@@ -39,14 +39,14 @@ def _multiply_high(a: Array, b: Array) -> Any:
     return ((a.astype(object) * b.astype(object)) >> (8 * a.dtype.itemsize)).astype(a.dtype)
 
 
-def _fused_down(a: Array, b: Array, c: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _fused_down(a: Array, b: Array, c: Array) -> Any:
     """`fma.rm`: rounded toward minus infinity."""
     exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
     nearest = exact.astype(a.dtype)
     return np.where(nearest > exact, np.nextafter(nearest, a.dtype.type(-np.inf)), nearest)
 
 
-def _permute(a: Array, b: Array, selector: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _permute(a: Array, b: Array, selector: Array) -> Any:
     """Four of the eight bytes of both; bit 3 of a nibble spreads its byte's sign instead."""
     both = b.astype(np.uint64) << np.uint64(32) | a
     result = np.zeros_like(a)
@@ -58,7 +58,7 @@ def _permute(a: Array, b: Array, selector: Array) -> Any:  # noqa: ANN401 - nump
     return result
 
 
-def _extract(a: Array, at: Array, length: Array) -> Any:  # noqa: ANN401 - numpy's own types
+def _extract(a: Array, at: Array, length: Array) -> Any:
     """A field of bits inside of an integer; signed, its upper bit is spread."""
     bits = a.dtype.itemsize * 8
     end = at.astype(np.int64) + length.astype(np.int64)

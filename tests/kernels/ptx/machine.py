@@ -172,7 +172,7 @@ class Machine:
         constant = self._constant(operand, kind)
         return lambda lanes: np.full(len(lanes), constant, kind)
 
-    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:  # noqa: ANN401 - a number of that type
+    def _constant(self, operand: str, kind: np.dtype[Any]) -> Any:
         named = {
             "%ntid.x": self.threads,
             "%nctaid.x": self.grid[0],
