@@ -45,8 +45,8 @@ LOOSELEAF_DEVICE T load_global(const void* address) {
   return __ldg(static_cast<const T*>(address));
 }
 template <class T>
-LOOSELEAF_DEVICE void store_global(void* address, T value) {
-  *static_cast<T*>(address) = value;
+LOOSELEAF_DEVICE void store_global(T* address, T value) {
+  *address = value;
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -100,9 +100,9 @@ T load_global(const void* address, LOOSELEAF_HERE) {
   return *static_cast<const T*>(address);
 }
 template <class T>
-void store_global(void* address, std::type_identity_t<T> value, LOOSELEAF_HERE) {
+void store_global(T* address, std::type_identity_t<T> value, LOOSELEAF_HERE) {
   emu::write_global(address, sizeof(T), here);
-  *static_cast<T*>(address) = value;
+  *address = value;
 }
 
 template <class... Parameters, class... Arguments>

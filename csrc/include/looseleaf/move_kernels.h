@@ -19,7 +19,7 @@ constexpr int kMaxCopyTensors = 48;  // of one launch: they travel in its parame
 template <class T>
 LOOSELEAF_DEVICE void copy_units(char* to, const char* from, int64_t bytes, int64_t first, int64_t step) {
   for (int64_t i = first; i < bytes / static_cast<int64_t>(sizeof(T)); i += step)
-    store_global<T>(to + i * static_cast<int64_t>(sizeof(T)), load_global<T>(from + i * static_cast<int64_t>(sizeof(T))));
+    store_global<T>(reinterpret_cast<T*>(to) + i, load_global<T>(from + i * static_cast<int64_t>(sizeof(T))));
 }
 
 // Threads `first` of `step` copy together.
