@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from looseleaf.ops import build, cuda_build
+from looseleaf.ops import build
+from looseleaf.ops.cuda_build import CudaTools
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,10 +65,10 @@ def compile_classic(folder: Path) -> Classic:
     """The kernel for this machine's card.
 
     Raises:
-        KernelsUnavailable: no toolkit that fits.
+        CompilerUnavailable: no toolkit that fits.
         subprocess.CalledProcessError: the compiler failed.
     """
-    toolkit, sources = cuda_build.find_toolkit(), build.find_sources()
+    toolkit, sources = CudaTools.find().toolkit, build.find_sources()
     assert sources is not None
     major, minor = torch.cuda.get_device_capability()
     target = folder / "classic.so"

@@ -27,8 +27,8 @@ from gpu.classic import Classic, compile_classic
 from gpu.clock import read_ceiling
 from gpu.decode import Case, Timing, measure
 from gpu.targets import CASES, verdicts
+from looseleaf.machine.compiler import CompilerUnavailable
 from looseleaf.ops import cuda_native
-from looseleaf.ops.build import KernelsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def compiled_classic() -> Classic | str:
     """The baseline's kernel, or why there is none."""
     try:
         return compile_classic(Path(tempfile.mkdtemp(prefix="looseleaf-")))
-    except (KernelsUnavailable, subprocess.SubprocessError, OSError) as error:
+    except (CompilerUnavailable, subprocess.SubprocessError, OSError) as error:
         return str(getattr(error, "stderr", None) or error)[-300:]
 
 

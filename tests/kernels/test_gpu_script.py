@@ -18,8 +18,8 @@ from torch import Tensor
 from gpu import run, targets
 from gpu.classic import SOURCE, Classic
 from gpu.decode import Case, Timing, make_batch, measure
-from looseleaf.ops import cuda_build
-from looseleaf.ops.build import KernelsUnavailable
+from looseleaf.machine.compiler import CompilerUnavailable
+from looseleaf.ops.cuda_build import CudaTools
 
 if TYPE_CHECKING:
     from typing import Any
@@ -168,9 +168,9 @@ def test_classic_kernel_agrees(kernel: Classic, case: Case) -> None:
 
 def test_classic_kernel_is_compiled_and_loaded_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        cuda_build.find_toolkit()
-    except KernelsUnavailable as error:
-        pytest.skip(f"needs nvcc: {error.reason}")
+        CudaTools.find()
+    except CompilerUnavailable as error:
+        pytest.skip(f"needs nvcc: {error}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert isinstance(run.compiled_classic(), Classic)
 
