@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -91,3 +91,35 @@ def test_characters_of_several_tokens_come_whole(smollm2: tuple[PreTrainedModel,
     assert "".join(pieces) == decode(token_ids, tokenizer) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     assert pieces.count("") > 1
+
+
+@pytest.mark.parametrize("preemption", [{}, {"swap_memory": "64MiB", "preemption": "swap"}])
+def test_the_real_model_answers_the_same_when_its_requests_are_preempted(
+    smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase], preemption: dict[str, Any]
+) -> None:
+    model, tokenizer = smollm2
+    text = tokenizer((Path(__file__).parents[2] / "LICENSE").read_text())["input_ids"]
+    prompts = [text[start : start + 20 + start % 13] for start in range(0, 600, 75)]
+    engine = Engine(model, num_blocks=15, block_size=16, max_batch_tokens=64, **preemption)
+    params = SamplingParams(max_tokens=24, ignore_eos=True, prompt_lookup_num_tokens=2)
+    results = engine.generate(prompts, params)
+    wrong = [
+        result.index
+        for prompt, result in zip(prompts, results, strict=True)
+        if not _is_greedy(model, prompt, result.token_ids)
+    ]
+    assert wrong == []
+    assert engine.report().num_preemptions >= 3
+    assert engine.cache.manager.stats().num_available == 15
+    engine.cache.manager.validate()
+
+
+def test_beams_of_the_real_model(
+    smollm2: tuple[PreTrainedModel, PreTrainedTokenizerBase], generate_alone: Callable[..., list[list[int]]]
+) -> None:
+    model, tokenizer = smollm2
+    prompt = tokenizer("The capital of France is")["input_ids"]
+    expected = generate_alone(model, [prompt], 12, num_beams=4)
+    engine = Engine(model, num_blocks=32, block_size=16)
+    (result,) = engine.generate([prompt], SamplingParams(max_tokens=12, num_beams=4))
+    assert result.token_ids == expected[0]
