@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates gpu wheel compat clean setup
+.PHONY: help run test test-rust test-python loom mutants race asan soak lint bench gates gpu wheel compat matrix clean setup
 
 PYTHON ?= python3
 ARGS ?=
@@ -115,6 +115,17 @@ wheel: $(VENV)/built ## the wheel and the source distribution, into dist/
 
 compat: $(VENV)/built ## compile the kernels against the headers of the oldest PyTorch
 	$(BIN)/python csrc/check/compat.py
+
+# Each list becomes a folder that stands before the packages of .venv, so that one PyTorch serves all versions.
+OVERLAYS := $(patsubst tests/integrations/%.txt,target/%/installed,$(wildcard tests/integrations/overlays/*.txt))
+target/overlays/%/installed: tests/integrations/overlays/%.txt | $(VENV)/installed
+	@echo "== $*: into target/overlays, about 100 MB"
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
+	@touch $@
+
+matrix: $(VENV)/built $(OVERLAYS) ## the tests of the paged cache under older versions of transformers
+	$(BIN)/pytest tests/integrations/test_versions.py $(ARGS)
 
 clean: ## remove what was built; .venv stays
 	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/built

@@ -104,9 +104,8 @@ class ModelShape:
         """
         get = _text_model(_getter(config))
         _refuse_other_layouts(get)
-        fields: dict[str, Any] = {name: _first(get, name) for name in _NAMES}
-        if dtype is not None:
-            fields["dtype"] = dtype
+        fields: dict[str, Any] = {name: _first(get, name) for name in _NAMES if name != "dtype"}
+        fields["dtype"] = _first(get, "dtype") if dtype is None else dtype
         fields["num_kv_heads"] = _num_kv_heads(get, fields)
         missing = [name for name in ("num_layers", "dtype") if fields[name] is None]
         if fields["head_dim"] is None:

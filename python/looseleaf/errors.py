@@ -20,6 +20,7 @@ __all__ = [
     "NeverFits",
     "OutOfBlocks",
     "OutOfMemory",
+    "PromptMismatch",
     "SequenceTooLong",
     "StaleSequence",
     "StaleStep",
@@ -219,6 +220,30 @@ class CacheFolderUnavailable(LooseleafError):
 
     def __str__(self) -> str:
         return f"cannot use {self.path}: {self.reason}; LOOSELEAF_CACHE names another cache folder"
+
+
+class PromptMismatch(InvalidArgument):
+    """A prompt does not begin with the tokens that a cache has computed: its answer would belong to another text.
+
+    Attributes:
+        row: row of the batch.
+        column: first column that differs, padding counted.
+        token_id: what the prompt has there.
+        cached_token_id: what the cache was computed from.
+    """
+
+    def __init__(self, row: int, column: int, token_id: int, cached_token_id: int) -> None:
+        super().__init__(row, column, token_id, cached_token_id)
+        self.row = row
+        self.column = column
+        self.token_id = token_id
+        self.cached_token_id = cached_token_id
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has token {self.token_id} in row {self.row}, column {self.column}, the cache has computed "
+            f"{self.cached_token_id} there; begin() takes a new prompt, reset() empties the cache"
+        )
 
 
 class UnsupportedModel(LooseleafError):

@@ -63,7 +63,7 @@ class PagedKVCache:
         memory: str | float | None = None,
         max_sequences: int = 256,
         max_sequence_len: int = 8192,
-        max_batch_tokens: int = 2048,
+        max_batch_tokens: int | None = 2048,
         prefix_caching: bool = True,
     ) -> None:
         """Allocate the pool and the buffers of a step.
@@ -80,7 +80,7 @@ class PagedKVCache:
                 free memory. The null block is inside the budget.
             max_sequences: sequences that can be alive at once; rows of a step.
             max_sequence_len: tokens that a sequence may hold.
-            max_batch_tokens: new tokens of a step, over all sequences, at most.
+            max_batch_tokens: new tokens of a step, over all sequences, at most; None: as many as the pool has slots.
             prefix_caching: keep computed blocks after their last holder, for prompts that begin alike, until an
                 allocation needs them.
 
@@ -116,6 +116,8 @@ class PagedKVCache:
             max_sequence_len=max_sequence_len,
             prefix_caching=prefix_caching,
         )
+        if max_batch_tokens is None:
+            max_batch_tokens = min(num_blocks * block_size, 2**31 - 1)
         is_gpu = self.storage.device.type == "cuda"
         with torch.inference_mode(mode=False):
             # Not bind_batch: a step of the cache's is in it, which a reserve of somebody else's must not overwrite.

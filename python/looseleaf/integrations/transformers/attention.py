@@ -12,28 +12,75 @@ read through the table. Nothing here depends on the number of sequences.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
+from looseleaf.integrations.transformers.versions import missing_scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from looseleaf.cache import Step
 
-__all__ = ["ATTENTION_NAME", "paged_attention", "use_paged_attention"]
+__all__ = ["ATTENTION_NAME", "Scoring", "check_layer_types", "paged_attention", "scoring", "use_paged_attention"]
 
 ATTENTION_NAME = "looseleaf_paged"
 """What `set_attn_implementation` calls it. Names with "flash" in them take another path inside transformers."""
 
 # Chunked attention keeps keys and values of the same shape, but its mask cannot be said to the operators.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+class Scoring(NamedTuple):
+    """How a layer turns queries and keys into weights, in the words of the operators."""
+
+    scale: float | None
+    softcap: float
+    sinks: Tensor | None
+
+
+def scoring(
+    module: nn.Module,
+    *,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    position_bias: Tensor | None,
+    head_mask: Tensor | None,
+) -> Scoring:
+    """Take over what a layer hands to an attention function.
+
+    Args:
+        module: the attention module.
+        scaling: factor of the scores; None is the module's own, else 1 / sqrt(head_dim).
+        dropout: must be 0.
+        softcap: scores become softcap * tanh(score / softcap); None is off.
+        s_aux: [query_heads], attention sinks.
+        position_bias: must be None.
+        head_mask: must be None.
+
+    Raises:
+        InvalidArgument: an argument that must be absent is there.
+        UnsupportedModel: the layer is not causal.
+    """
+    if dropout or position_bias is not None or head_mask is not None:
+        raise InvalidArgument(
+            "dropout, position_bias and head_mask are not supported: call model.eval(), use another model"
+        )
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModel(f"{type(module).__name__} is not causal")
+    return Scoring(
+        missing_scale(module) if scaling is None else scaling,
+        softcap or 0.0,
+        None if s_aux is None else s_aux.detach().float(),
+    )
 
 
 def paged_attention(
@@ -49,6 +96,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    head_mask: Tensor | None = None,
     step: Step | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
@@ -60,12 +108,13 @@ def paged_attention(
         key: [1, kv_heads, tokens, head_dim], rotated.
         value: [1, kv_heads, tokens, head_dim].
         attention_mask: must be None; the step knows what each token sees.
-        scaling: factor of the scores; None is 1 / sqrt(head_dim).
-        dropout: must be 0.
+        scaling: as for `scoring`.
+        dropout: as for `scoring`.
         sliding_window: keys that a token sees, its own included; None is all.
-        softcap: scores become softcap * tanh(score / softcap); None is off.
-        s_aux: [query_heads], attention sinks.
-        position_bias: must be None.
+        softcap: as for `scoring`.
+        s_aux: as for `scoring`.
+        position_bias: as for `scoring`.
+        head_mask: as for `scoring`.
         step: whose tokens these are, from `PagedKVCache.step`.
 
     Returns:
@@ -84,21 +133,38 @@ def paged_attention(
         raise InvalidArgument("attention_mask must be None: packed input has no padding, and the step is its mask")
     if query.shape[0] != 1:
         raise InvalidArgument(f"input_ids must be [1, tokens], all sequences in one row, not {query.shape[0]} rows")
-    if dropout or position_bias is not None:
-        raise InvalidArgument("dropout and position_bias are not supported: call model.eval(), use another model")
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedModel(f"{type(module).__name__} is not causal")
+    scale, cap, sinks = scoring(
+        module,
+        scaling=scaling,
+        dropout=dropout,
+        softcap=softcap,
+        s_aux=s_aux,
+        position_bias=position_bias,
+        head_mask=head_mask,
+    )
     out = step.attend(
         cast("int", module.layer_idx),
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=scaling,
+        scale=scale,
         window=sliding_window,
-        softcap=softcap or 0.0,
-        sinks=None if s_aux is None else s_aux.detach().float(),
+        softcap=cap,
+        sinks=sinks,
     )
     return out[None], None
+
+
+def check_layer_types(config: PretrainedConfig) -> None:
+    """Refuse a model whose layers see something else than all or the nearest earlier tokens.
+
+    Raises:
+        UnsupportedModel: there is such a layer.
+    """
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not layer_types <= _LAYER_TYPES:
+        others = ", ".join(sorted(layer_types - _LAYER_TYPES))
+        raise UnsupportedModel(f"layer_types must be {', '.join(sorted(_LAYER_TYPES))}, not {others}")
 
 
 @contextmanager
@@ -108,10 +174,7 @@ def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     Raises:
         UnsupportedModel: the model has layers that see something else than all or the nearest earlier tokens.
     """
-    layer_types = set(getattr(model.config, "layer_types", None) or ())
-    if not layer_types <= _LAYER_TYPES:
-        others = ", ".join(sorted(layer_types - _LAYER_TYPES))
-        raise UnsupportedModel(f"layer_types must be {', '.join(sorted(_LAYER_TYPES))}, not {others}")
+    check_layer_types(model.config)
     before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
     model.set_attn_implementation(ATTENTION_NAME)
     try:

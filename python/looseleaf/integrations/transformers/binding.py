@@ -1,0 +1,161 @@
+"""What a model runs through while paged caches of it are open: its `forward` and its `generate`, wrapped.
+
+A call without such a cache goes through unchanged. A forward pass with one runs with our attention function, and only
+that pass: before and after it the model is as it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from contextlib import contextmanager
+from functools import partial, wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from looseleaf.errors import InvalidArgument, InvalidType, UnsupportedModel
+from looseleaf.integrations.transformers.attention import check_layer_types
+from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
+from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    Run = Callable[..., Any]
+
+__all__ = ["Binding", "Bound", "bind"]
+
+_MARK = "looseleaf_binding"
+
+
+class Bound(Protocol):
+    """What the wrapped methods ask of a cache."""
+
+    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Run a forward pass of a model over the cache."""
+
+    def on_generate(self, arguments: Mapping[str, Any]) -> None:
+        """Check a prompt before its generation."""
+
+
+class Binding:
+    """Keeps the methods of a model wrapped for as long as it lives. Caches of one model share one."""
+
+    __slots__ = ("__weakref__", "_model")
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Wrap; users call `bind`."""
+        self._model = weakref.ref(model)
+        before = {name: _wrap(model, name, around, weakref.ref(self)) for name, around in _AROUND.items()}
+        weakref.finalize(self, _unwrap, self._model, before)
+
+    def is_of(self, model: PreTrainedModel) -> bool:
+        """Whether this is the binding of that model."""
+        return self._model() is model
+
+
+def bind(model: PreTrainedModel) -> Binding:
+    """The binding of a model, a new one if it has none.
+
+    Raises:
+        InvalidType: no transformers model.
+        InvalidArgument: the model is not in eval mode.
+        UnsupportedModel: it computes its attention itself, or has layers that see other tokens than all or the nearest.
+    """
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model that generates")
+    if model.training:
+        raise InvalidArgument("model must be in eval mode; call model.eval() first")
+    if not model._can_set_attn_implementation():  # noqa: SLF001 - transformers has no public name for it
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not take its attention from transformers' AttentionInterface"
+        )
+    check_layer_types(_text_config(model))
+    wrapped = getattr(vars(model).get("forward"), "__func__", None)
+    binding = getattr(wrapped, _MARK, lambda: None)()
+    return binding if isinstance(binding, Binding) and binding.is_of(model) else Binding(model)
+
+
+@contextmanager
+def our_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend by `cache_attention` inside a `with`."""
+    config = _text_config(model)
+    before = config._attn_implementation_internal  # noqa: SLF001 - set_attn_implementation walks through all modules
+    config._attn_implementation_internal = CACHE_ATTENTION_NAME  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before  # noqa: SLF001
+
+
+def _text_config(model: PreTrainedModel) -> PretrainedConfig:
+    return model.config.get_text_config(decoder=True)
+
+
+def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
+    cache = _cache_in(args, options)
+    if cache is None:
+        return run(*args, **options)
+    arguments = _named(type(model).forward, model, args, options)
+    with our_attention(model):
+        return cache.on_forward(model, arguments, partial(run, *args, **options))
+
+
+def _generate(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
+    cache = _cache_in(args, options)
+    if cache is not None:
+        cache.on_generate(_named(type(model).generate, model, args, options))
+    return run(*args, **options)
+
+
+_AROUND = {"forward": _forward, "generate": _generate}
+
+
+def _cache_in(args: tuple[Any, ...], options: Mapping[str, Any]) -> Bound | None:
+    """The paged cache among the arguments of a call."""
+    for value in (*(options.get(name) for name in CACHE_ARGUMENTS), *args):
+        if hasattr(value, "on_forward"):
+            found: Bound = value
+            return found
+    return None
+
+
+def _named(function: Run, model: PreTrainedModel, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call by their names."""
+    if not args:
+        return options
+    bound = inspect.signature(function).bind_partial(model, *args, **options).arguments
+    extra: dict[str, Any] = bound.pop("kwargs", {})
+    return bound | extra
+
+
+def _wrap(
+    model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]
+) -> MethodType | Any:  # noqa: ANN401 - whatever somebody else has put there
+    """Put a method of our own before one of the model's; returns what stood in the instance before."""
+    before = vars(model).get(name)
+    original = getattr(type(model), name)
+
+    @wraps(original)
+    def method(self: PreTrainedModel, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        run = partial(original, self) if before is None else before
+        return around(self, run, args, options)
+
+    setattr(method, _MARK, binding)
+    setattr(model, name, MethodType(method, model))  # bound to the instance, so that a copy of the model is its own
+    return before
+
+
+def _unwrap(model_reference: weakref.ref[PreTrainedModel], before: Mapping[str, Any]) -> None:
+    model = model_reference()
+    if model is None:
+        return
+    for name, method in before.items():
+        if not hasattr(getattr(vars(model).get(name), "__func__", None), _MARK):
+            continue  # somebody has wrapped it again; what is inside passes every call on
+        if method is None:
+            delattr(model, name)
+        else:
+            setattr(model, name, method)

@@ -1,0 +1,414 @@
+"""A paged cache for `model.generate()`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from looseleaf.cache import PagedKVCache
+from looseleaf.config import ModelShape
+from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.integrations.transformers.binding import Binding, bind
+from looseleaf.integrations.transformers.forward import Forward
+from looseleaf.integrations.transformers.rows import Columns, Rows
+from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS, cropped_length, has_steady_rope, num_queries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+__all__ = ["PagedCache"]
+
+_MAX_SEQUENCE_LEN = 8192
+_NUM_MASK_DIMENSIONS = 2
+
+# Arguments of a forward pass that change no key and no value, beside those that `Rows` reads. With any other, token
+# types or pictures for example, the blocks are not those of the ids alone, and no other prompt may share them.
+_PLAIN_ARGUMENTS = frozenset(
+    {
+        *("input_ids", "attention_mask", "position_ids", "cache_position", *CACHE_ARGUMENTS, "use_cache", "labels"),
+        *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep", "num_logits_to_keep"),
+    }
+)
+
+
+class PagedCache(Cache):  # type: ignore[misc]
+    """Keys and values of a model's batch in blocks of a pool, for `generate()` and for calls of the model itself.
+
+    Pass it as `past_key_values=`, with transformers 5.2x as `cache=` too. Greedy search, sampling, beams, left padding,
+    prompt lookup and assistants, and chunked prefill give the tokens that they give with transformers' own cache.
+
+    - Rows that share tokens share blocks: beams, `num_return_sequences`, and `copy.deepcopy(cache)`, which is a fork.
+      A block is copied when one of its holders writes into it.
+    - Padding is not stored. It must be on the left, and the same in every call.
+    - A prompt must begin with what the cache has computed, or `generate` raises `PromptMismatch`. `begin` goes over to
+      another prompt and keeps what the pool has cached of it.
+
+    The model's `forward` and `generate` are wrapped while a cache of the model is open. A forward pass with this cache
+    runs with an attention function that reads through block tables; without it the model is as it was. `close`, the end
+    of a `with` block, or the last cache's end takes the wrappers off.
+
+    Attributes:
+        pool: the blocks. `pool.stats()` tells how many are available.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> with PagedCache(model, num_blocks=8) as cache:
+        ...     output = model.generate(torch.tensor([[5, 6, 7]]), cache=cache, max_new_tokens=4, eos_token_id=None)
+        >>> output.shape
+        torch.Size([1, 7])
+        >>> cache.pool.stats().num_in_use
+        0
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_blocks: int | None = None,
+        memory: str | float | None = None,
+        block_size: int = 16,
+        max_sequences: int = 256,
+        max_sequence_len: int | None = None,
+    ) -> None:
+        """Allocate a pool for a model.
+
+        Args:
+            model: a transformers model that generates, in eval mode; it decides layers, heads, dtype and device.
+            num_blocks: blocks of the pool; give this or `memory`.
+            memory: size of the pool: bytes, a string such as "2GiB", or a float for that part of the device's free
+                memory.
+            block_size: tokens of one block.
+            max_sequences: rows that can be alive at once, over all forks; a reordered batch of beams needs up to twice
+                its rows for a moment.
+            max_sequence_len: tokens that a row may hold; None: what the model was made for, or 8192.
+
+        Raises:
+            OutOfMemory: the device does not have so much memory.
+            UnsupportedModel: its layers keep something else than keys and values of one shape, see other tokens than
+                all or the nearest, or compute their attention themselves. What shows only when the model runs is raised
+                by its first forward pass.
+            InvalidArgument, InvalidType: an argument cannot be.
+        """
+        self._binding: Binding | None = bind(model)
+        shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
+        pool = PagedKVCache(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            memory=memory,
+            max_sequences=max_sequences,
+            max_sequence_len=max_sequence_len or shape.max_sequence_len or _MAX_SEQUENCE_LEN,
+            max_batch_tokens=None,
+        )
+        self._open(Rows(pool))
+
+    def _open(self, rows: Rows) -> None:
+        """Begin over these rows."""
+        self._rows = rows
+        self._forward: Forward | None = None
+        # One object for every layer: they differ in nothing that transformers asks.
+        super().__init__(layers=[_Layer(rows)] * len(rows.pool.storage.layers))
+
+    @property
+    def pool(self) -> PagedKVCache:
+        """The blocks, shared with every fork."""
+        return self._rows.pool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the cache holds; 0 before the first forward pass."""
+        return len(self._rows)
+
+    def begin(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> int:
+        """Go over to another prompt: let go of all rows, keep what the pool has cached of the prompt.
+
+        Call `generate` with the same prompt next; it computes only what is not cached. Whole blocks are shared, of
+        everything that any cache of this pool has computed with known ids and that no allocation has evicted.
+
+        Args:
+            input_ids: int64 [rows, columns].
+            attention_mask: [rows, columns], 0 where there is padding; None: nowhere.
+
+        Returns:
+            Columns that need no computing; of a batch, those that need none in any row.
+
+        Raises:
+            EmptyPrompt: a row has no token.
+            InvalidArgument: padding elsewhere than on the left, or an id below 0.
+            OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
+
+        Example:
+            >>> import torch
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+            >>> model = LlamaForCausalLM(config).eval()
+            >>> cache = PagedCache(model, num_blocks=8, block_size=4)
+            >>> prompt = torch.tensor([[5, 6, 7, 8, 9, 10]])
+            >>> _ = model.generate(prompt, cache=cache, max_new_tokens=2)
+            >>> cache.begin(torch.tensor([[5, 6, 7, 8, 1, 2, 3]]))
+            4
+        """
+        self._rows.begin(_ids(input_ids), _mask(attention_mask))
+        return self._rows.length
+
+    def fork(self) -> PagedCache:
+        """A cache that shares all computed blocks with this one; `copy.deepcopy` does the same.
+
+        Copies nothing: a block is copied when one of the two writes into it.
+
+        Raises:
+            TooManySequences: no place for as many rows again.
+        """
+        other = object.__new__(PagedCache)
+        other._binding = self._binding
+        other._open(self._rows.fork())
+        return other
+
+    def close(self) -> None:
+        """Give up all rows, and let the model go, for good. Again: does nothing."""
+        self._rows.release()
+        self._binding = None
+
+    # What transformers calls.
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Take a layer's new keys and values; they are written when the layer attends.
+
+        Args:
+            key_states: [rows, kv_heads, columns, head_dim].
+            value_states: the same shape.
+            layer_idx: the layer.
+
+        Returns:
+            The same two tensors, which the layer hands to its attention function.
+
+        Raises:
+            InvalidArgument: no forward pass of the cache's model runs.
+            UnsupportedModel: the model does not attend by the function that it was given.
+        """
+        if self._forward is None:
+            raise InvalidArgument(
+                "the cache is filled by calls of the model that it was made for alone, until close(); this one is of "
+                "another model, of a part of it, or comes too late"
+            )
+        self._forward.mark(key_states, layer_idx)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the layers are alike
+        """Columns that are computed, padding included."""
+        return self._rows.length
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+        """Columns that a mask of the next `query_length` columns would have, and where it would begin."""
+        return self._rows.length + num_queries(query_length), 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Make row `beam_idx[i]` the new row `i`: rows that are taken twice are forked, nothing is copied.
+
+        Args:
+            beam_idx: int64 [rows].
+
+        Raises:
+            TooManySequences: no place for the forks.
+            InvalidArgument: there is no such row.
+        """
+        if self._rows:
+            self._rows.select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Put `repeats` rows in the place of each, as forks.
+
+        Raises:
+            TooManySequences: no place for the forks.
+        """
+        self._rows.select([row for row in range(self.num_rows) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, in this order.
+
+        Args:
+            indices: int64 [new rows], or bool [rows].
+
+        Raises:
+            InvalidArgument: there is no such row.
+        """
+        if self._rows:
+            self._rows.select(torch.arange(self.num_rows)[indices.cpu()].tolist())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop columns at the end, exactly.
+
+        Args:
+            tokens_to_remove: minus the number of columns. In versions of transformers whose caches take a length here,
+                a positive number is the length to keep, and 0 drops everything.
+
+        Raises:
+            InvalidArgument: a positive number in a later version.
+        """
+        length = cropped_length(tokens_to_remove, self._rows.length)
+        if length < self._rows.length:
+            self._rows.crop(length)
+
+    def reset(self) -> None:
+        """Give up all rows. What they computed stays in the prefix cache of the pool until its blocks are needed."""
+        self._rows.release()
+
+    # What the model's wrapped methods call.
+
+    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Run a forward pass of the model over the cache; one that fails leaves the cache as it was.
+
+        Args:
+            model: whose pass it is.
+            arguments: of the pass, by their names.
+            run: runs it.
+
+        Returns:
+            What the model returns.
+
+        Raises:
+            InvalidArgument: the cache is closed or of another model, or the pass cannot be run over it.
+            UnsupportedModel: a layer did not attend as it must.
+            OutOfBlocks, NeverFits, TooManySequences, SequenceTooLong: the new tokens do not fit.
+        """
+        if self._binding is None or not self._binding.is_of(model):
+            raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
+        if arguments.get("output_attentions"):
+            raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
+        columns = _columns(arguments, is_plain=has_steady_rope(model.config))
+        step = self._rows.prepare(columns)
+        packed = self._rows.packed
+        self._forward = Forward(
+            step,
+            num_rows=columns.num_rows,
+            num_columns=columns.num_columns,
+            packed_rows=None if packed is None else torch.from_numpy(packed).to(self.pool.storage.device),
+            num_layers=len(self.layers),
+            name=type(model).__name__,
+        )
+        try:
+            output = run()
+            self._forward.check_complete()
+            self._rows.commit()
+        finally:
+            self._forward = None
+            self._rows.roll_back()
+        return output
+
+    def on_generate(self, arguments: Mapping[str, Any]) -> None:
+        """Check that a prompt goes on from what the cache has computed.
+
+        Args:
+            arguments: of `generate`, by their names.
+
+        Raises:
+            PromptMismatch: it does not.
+            InvalidArgument: the rows cannot belong to each other, or the cache has computed the whole prompt.
+        """
+        prompt = arguments.get("inputs")
+        prompt = arguments.get("input_ids") if prompt is None else prompt
+        if prompt is None or arguments.get("inputs_embeds") is not None:
+            return
+        mask = arguments.get("attention_mask")
+        self._rows.check_prompt(_ids(prompt), is_whole=mask is None or mask.shape[1] == prompt.shape[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
+        return self.fork()
+
+    def __copy__(self) -> PagedCache:
+        return self.fork()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType("a PagedCache owns blocks of its pool, it cannot be pickled; fork() shares them")
+
+    def __repr__(self) -> str:
+        return f"PagedCache(num_rows={self.num_rows}, length={self._rows.length}, pool={self.pool!r})"
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """What transformers asks of a layer of a cache. The work is the cache's."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self._rows = rows  # not the cache, which holds this object and must be collected at once
+
+    def get_seq_length(self) -> int:
+        return self._rows.length
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        return self._rows.length + num_queries(query_length), 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def lazy_initialization(self, *_: object) -> None:
+        pass
+
+    def update(self, *_: object, **__: object) -> NoReturn:
+        raise InvalidArgument("a layer of a PagedCache is filled through the cache's own update()")
+
+
+def _columns(arguments: Mapping[str, Any], *, is_plain: bool) -> Columns:
+    """What a forward pass brings, on the host."""
+    input_ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
+    tokens = arguments.get("inputs_embeds") if input_ids is None else input_ids
+    if tokens is None:
+        raise InvalidArgument("input_ids is missing")
+    return Columns(
+        num_rows=tokens.shape[0],
+        num_columns=tokens.shape[1],
+        token_ids=None if input_ids is None else _ids(input_ids),
+        mask=_mask(arguments.get("attention_mask")),
+        positions=None if positions is None else _ids(positions),
+        is_plain=is_plain and all(name in _PLAIN_ARGUMENTS for name, value in arguments.items() if value is not None),
+    )
+
+
+def _ids(input_ids: Tensor) -> NDArray[np.int64]:
+    return input_ids.cpu().to(torch.int64).numpy()
+
+
+def _mask(attention_mask: object) -> NDArray[np.bool_] | None:
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != _NUM_MASK_DIMENSIONS:
+        shape = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise InvalidArgument(f"attention_mask must be [rows, columns] with a paged cache, was {shape}")
+    return attention_mask.cpu().to(torch.bool).numpy()

@@ -1,0 +1,71 @@
+"""What differs between the versions of transformers, found by looking at the library, not at its number.
+
+Seen in 4.57, 5.10 and 5.24. Each difference stands here once; the rest of the package knows none of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from transformers import Cache
+
+from looseleaf.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+__all__ = ["CACHE_ARGUMENTS", "cropped_length", "has_steady_rope", "missing_scale", "num_queries"]
+
+CACHE_ARGUMENTS = ("past_key_values", "cache")
+"""Arguments by which a model takes its cache: the first everywhere, the second from 5.2x on."""
+
+_CROPS_BY_COUNT = "tokens_to_remove" in inspect.signature(Cache.crop).parameters
+
+
+def cropped_length(argument: int, length: int) -> int:
+    """The length that is left of a cache of `length` tokens after `crop(argument)`.
+
+    Up to 5.1x the argument is the new length, or if it is negative minus the number of tokens to remove, so 0 empties
+    the cache. Later it is minus the number of tokens to remove, so 0 keeps everything, and more is an error.
+
+    Raises:
+        InvalidArgument: a positive argument where it counts tokens to remove.
+    """
+    if argument < 0:
+        return max(0, length + argument)
+    if not _CROPS_BY_COUNT:
+        return min(argument, length)
+    if argument > 0:
+        raise InvalidArgument(f"tokens_to_remove is {argument}, must be minus the tokens to remove, or 0")
+    return length
+
+
+def num_queries(argument: object) -> int:
+    """New tokens, from the argument of `get_mask_sizes`: their number, in 4.57 a tensor of their positions."""
+    return argument if isinstance(argument, int) else len(argument)  # type: ignore[arg-type]
+
+
+def has_steady_rope(config: PretrainedConfig) -> bool:
+    """Whether a token's rotation follows from its position alone, not from how long its sequence grows.
+
+    The settings are in `rope_scaling`, in 5.x in `rope_parameters`, where layer types may have their own.
+    """
+    settings = [getattr(config, name, None) or {} for name in ("rope_scaling", "rope_parameters")]
+    nested = [value for setting in settings for value in setting.values() if isinstance(value, dict)]
+    kinds = {setting.get(key) for setting in (*settings, *nested) for key in ("rope_type", "type")}
+    return not kinds & {"dynamic", "longrope"}
+
+
+def missing_scale(module: nn.Module) -> float | None:
+    """The factor of the scores that a layer does not hand over: None is 1 / sqrt(head_dim).
+
+    GPT-2 computes it inside its own attention function up to 4.57.
+    """
+    if not hasattr(module, "scale_attn_by_inverse_layer_idx"):
+        return None
+    scale = float(module.head_dim) ** -0.5 if module.scale_attn_weights else 1.0  # type: ignore[arg-type]
+    if module.scale_attn_by_inverse_layer_idx:
+        scale /= float(module.layer_idx + 1)  # type: ignore[operator]
+    return scale
