@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 NUM_BLOCKS = 1024
 CONTEXT_LEN = 500
 NUM_FORKED = 1000
-WARM, MANY = 2, 10
-REPEATS = 5
+WARM, MANY = 2, 8
+REPEATS = 3
 
 
 def generate(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, num_new: int, num_beams: int) -> torch.Tensor:
