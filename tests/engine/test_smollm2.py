@@ -109,7 +109,7 @@ def test_the_real_model_answers_the_same_when_its_requests_are_preempted(
         if not _is_greedy(model, prompt, result.token_ids)
     ]
     assert wrong == []
-    assert engine.report().num_preemptions >= 3
+    assert engine.report().num_preemptions >= 2
     assert engine.cache.manager.stats().num_available == 15
     engine.cache.manager.validate()
 

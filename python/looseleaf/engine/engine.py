@@ -15,8 +15,9 @@ from looseleaf.engine.output import Output
 from looseleaf.engine.prompts import Prompts
 from looseleaf.engine.report import Meter, Report
 from looseleaf.engine.runner import Runner
-from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError
+from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, UnsupportedModel
 from looseleaf.integrations.transformers.attention import use_paged_attention
+from looseleaf.integrations.transformers.versions import steady_rope_len
 from looseleaf.sizing import bytes_per_token
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class Engine:
         InvalidArgument: a number is out of range, not exactly one of `num_blocks` and `memory` is given, `preemption`
             is "swap" without `swap_memory`, or the model is not in eval mode.
         OutOfMemory: the device does not have so much memory.
-        UnsupportedModel: the model's cache has a shape that is not supported.
+        UnsupportedModel: the model's cache has a shape that is not supported, or `max_sequence_len` is beyond what its
+            rotary embedding does for each sequence alone.
 
     Example:
         >>> from looseleaf import SamplingParams
@@ -102,6 +104,12 @@ class Engine:
         shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
         if max_sequence_len is None:
             max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
+        steady_len = steady_rope_len(model.config)
+        if steady_len is not None and max_sequence_len > steady_len:
+            raise UnsupportedModel(
+                f"{type(model).__name__} rotates tokens by the longest sequence of a batch above {steady_len} tokens: "
+                f"answers would depend on each other; max_sequence_len must be at most that, not {max_sequence_len}"
+            )
         self._model = model
         self._cache = PagedKVCache(
             num_layers=shape.num_layers,

@@ -6,7 +6,7 @@ Seen in 4.57, 5.10 and 5.24. Each difference stands here once; the rest of the p
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import Cache
 
@@ -52,10 +52,25 @@ def has_steady_rope(config: PretrainedConfig) -> bool:
 
     The settings are in `rope_scaling`, in 5.x in `rope_parameters`, where layer types may have their own.
     """
-    settings = [getattr(config, name, None) or {} for name in ("rope_scaling", "rope_parameters")]
-    nested = [value for setting in settings for value in setting.values() if isinstance(value, dict)]
-    kinds = {setting.get(key) for setting in (*settings, *nested) for key in ("rope_type", "type")}
+    kinds = {setting.get(key) for setting in _rope_settings(config) for key in ("rope_type", "type")}
     return not kinds & {"dynamic", "longrope"}
+
+
+def steady_rope_len(config: PretrainedConfig) -> int | None:
+    """How long the sequences of a batch may be so that no token's rotation depends on their length; None: any length.
+
+    Beyond the length that they were trained with, "dynamic" and "longrope" rotate by the longest sequence of the batch.
+    """
+    if has_steady_rope(config):
+        return None
+    trained = [setting.get("original_max_position_embeddings") for setting in _rope_settings(config)]
+    trained += [getattr(config, "original_max_position_embeddings", None), config.max_position_embeddings]
+    return min(int(length) for length in trained if length)
+
+
+def _rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
+    settings = [getattr(config, name, None) or {} for name in ("rope_scaling", "rope_parameters")]
+    return settings + [value for setting in settings for value in setting.values() if isinstance(value, dict)]
 
 
 def missing_scale(module: nn.Module) -> float | None:
