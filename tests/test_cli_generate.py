@@ -191,3 +191,65 @@ def test_the_real_model_answers() -> None:
     document = json.loads(result.stdout)
     assert "Paris" in document["results"][0]["text"]
     assert document["report"]["num_finished"] == 2
+
+
+def test_sampling_options_reach_the_engine(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "12", "--json", "One", "Two"]
+    sampled = [*common, "--temperature", "1.2", "--top-p", "0.9", "--seed", "5", "--n", "2", "--logprobs", "3"]
+    documents = [json.loads(runner.invoke(app, arguments).stdout) for arguments in (common, sampled, sampled)]
+    greedy, first, second = [[one["token_ids"] for one in document["results"]] for document in documents]
+    assert first == second
+    assert len(first) == 4
+    assert greedy[0] not in first
+    one = documents[1]["results"][1]
+    assert (one["index"], one["sample"]) == (0, 1)
+    assert len(one["logprobs"]) == len(one["token_ids"])
+    assert [len(logprobs["top"]) for logprobs in one["logprobs"]] == [3] * len(one["token_ids"])
+    assert one["timings"]["finished"] > 0
+
+
+def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "6", "--json", "One", "--no-prefix-cache"]
+    options: list[list[str]] = [[], ["--prompt-lookup", "3", "--swap-memory", "1MiB", "--max-batch-tokens", "7"]]
+    texts = [json.loads(runner.invoke(app, [*common, *one]).stdout)["results"][0]["token_ids"] for one in options]
+    assert texts[0] == texts[1]
+    document = json.loads(runner.invoke(app, [*common, "--num-beams", "3", "--n", "3"]).stdout)
+    scores = [result["score"] for result in document["results"]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "-1"], "temperature must be in"),
+        (["--top-p", "2"], "top_p must be in"),
+        (["--min-new-tokens", "99", "--max-new-tokens", "3"], "min_tokens must be at most"),
+        (["--num-beams", "2", "--temperature", "1"], "temperature cannot be together"),
+        (["--swap-memory", "much"], "memory cannot be 'much'"),
+        (["--stream", "--json"], "cannot be given together"),
+    ],
+)
+def test_wrong_sampling_options_are_wrong_usage(folder: str, options: list[str], message: str) -> None:
+    result = runner.invoke(app, ["generate", "--model", folder, "One", *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_stream_of_one_answer_is_its_text(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "9"]
+    text = json.loads(runner.invoke(app, [*common, "--json", "One"]).stdout)["results"][0]["text"]
+    result = runner.invoke(app, [*common, "--stream", "One"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith(text)
+    assert "requests finished" in result.stdout[len(text) :]
+
+
+def test_a_stream_of_several_answers_comes_in_lines_with_their_numbers(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "9"]
+    texts = [one["text"] for one in json.loads(runner.invoke(app, [*common, "--json", "A", "B"]).stdout)["results"]]
+    lines = runner.invoke(app, [*common, "--stream", "A", "B"]).stdout.split("\n")
+    for number, text in enumerate(texts, start=1):
+        prefix = f"[{number}] "
+        own = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+        assert "\n".join(own) == text.removesuffix("\n")

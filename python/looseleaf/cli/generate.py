@@ -18,7 +18,7 @@ from looseleaf.errors import InvalidArgument, MissingPackage
 from looseleaf.sizing import format_bytes, parse_memory
 
 if TYPE_CHECKING:
-    from looseleaf.engine import Engine, Report, Result
+    from looseleaf.engine import Engine, Report, Result, SamplingParams, TokenEvent
 
 __all__ = ["generate"]
 
@@ -37,6 +37,7 @@ _PROMPTS = (
 )
 _MEMORY = "1GiB"
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_S = "Sampling"
 _INSTALL = 'pip install "looseleaf[transformers]"'
 
 
@@ -55,14 +56,52 @@ def generate(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Folder of a transformers model; instead of SmolLM2-135M."),
     ] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="No answer ends before so many tokens.", rich_help_panel=_S)] = 0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_S)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Likeliest tokens of so much probability.", rich_help_panel=_S)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="So many of the likeliest tokens; 0: all.", rich_help_panel=_S)] = 0,
+    min_p: Annotated[float, typer.Option(help="Tokens at least so likely as the best.", rich_help_panel=_S)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of tokens that were there.", rich_help_panel=_S)] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="For each time in the answer.", rich_help_panel=_S)] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Of tokens in the answer.", rich_help_panel=_S)] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.", rich_help_panel=_S)] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to each prompt.", rich_help_panel=_S)] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer.", rich_help_panel=_S)] = None,
+    num_beams: Annotated[int, typer.Option(help="Beams of a search; 1: none.", rich_help_panel=_S)] = 1,
+    prompt_lookup: Annotated[int, typer.Option(help="Draft tokens of a step; 0: none.", rich_help_panel=_S)] = 0,
+    logprobs: Annotated[int | None, typer.Option(help="With --json, of so many tokens.", rich_help_panel=_S)] = None,
+    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 1024,
+    swap_memory: Annotated[str | None, typer.Option(help="Space for preempted requests, such as 1GiB.")] = None,
+    no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Share no prefixes.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Answer prompts with a real model, all at once on a paged cache, and report what that cost."""
     if num_blocks is not None and memory is not None:
         raise typer.BadParameter("--num-blocks and --memory cannot be given together")
+    if stream and as_json:
+        raise typer.BadParameter("--stream and --json cannot be given together")
+    sampling = {
+        "max_tokens": max_new_tokens,
+        "min_tokens": min_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "seed": seed,
+        "n": n,
+        "stop": stop or (),
+        "num_beams": num_beams,
+        "prompt_lookup_num_tokens": prompt_lookup,
+        "logprobs": logprobs,
+    }
     try:
         dtype = dtype_name(dtype)
         pool = {"num_blocks": num_blocks, "memory": None if num_blocks else parse_memory(memory or _MEMORY)}
+        pool["swap_memory"] = None if swap_memory is None else parse_memory(swap_memory)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from error
     texts = _read_prompts(prompts or [], file)
@@ -70,14 +109,28 @@ def generate(
     results: list[Result] = []
     is_interrupted = False
     try:
-        engine = _load_engine(model, dtype, block_size=block_size, **pool)
-        _answer(engine, texts, max_new_tokens, results)
+        _check_packages()
+        params = _params(sampling)
+        engine = _load_engine(
+            model,
+            dtype,
+            block_size=block_size,
+            max_batch_tokens=max_batch_tokens,
+            prefix_caching=not no_prefix_cache,
+            **pool,
+        )
+        _answer(engine, texts, params, results, stream=stream)
     except KeyboardInterrupt:
         is_interrupted = True
     if engine is not None:
-        results.sort(key=lambda result: result.index)
-        show = _show_json if as_json else _show_text
-        show(texts, results, engine.report(), engine.cache.manager.num_blocks)
+        results.sort(key=lambda result: (result.index, result.sample))
+        report, num_blocks = engine.report(), engine.cache.manager.num_blocks
+        if as_json:
+            _show_json(texts, results, report, num_blocks)
+        else:
+            if not stream:
+                _show_answers(texts, results)
+            _show_report(report, num_blocks)
     if is_interrupted:
         typer.echo("looseleaf: interrupted", err=True)
         raise typer.Exit(_EXIT_INTERRUPTED)
@@ -98,17 +151,31 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
+def _check_packages() -> None:
     try:
         import torch  # noqa: F401, PLC0415 - takes seconds; transformers without it prints a warning
-        import transformers  # noqa: PLC0415
-
-        from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch
-        from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
+        import transformers  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "transformers"}:
             raise
         raise MissingPackage(error.name, _INSTALL) from error
+
+
+def _params(sampling: dict[str, Any]) -> SamplingParams:
+    from looseleaf.engine import SamplingParams  # noqa: PLC0415 - imports torch
+
+    try:
+        return SamplingParams(**sampling)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
+    import transformers  # noqa: PLC0415 - takes seconds, as what follows
+
+    from looseleaf.engine import Engine  # noqa: PLC0415
+    from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
+
     if folder is None:
         return Engine(*load_smollm2(dtype), **pool)
     transformers.utils.logging.disable_progress_bar()
@@ -120,24 +187,53 @@ def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noq
     return Engine(model.eval(), tokenizer, **pool)
 
 
-def _answer(engine: Engine, prompts: list[str], max_tokens: int, results: list[Result]) -> None:
+def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
     """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
-    from looseleaf.engine import SamplingParams  # noqa: PLC0415 - imports torch
-
+    num_answers, max_tokens = len(prompts) * params.n, params.max_tokens
+    is_alone = num_answers == 1
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        closing(engine.stream(prompts, SamplingParams(max_tokens=max_tokens))) as events,
+        Progress(*columns, console=console, transient=True, disable=stream or not console.is_terminal) as progress,
+        closing(engine.stream(prompts, params)) as events,
     ):
-        tokens = progress.add_task("tokens", total=len(prompts) * max_tokens)
-        answers = progress.add_task("answers", total=len(prompts))
+        tokens = progress.add_task("tokens", total=num_answers * max_tokens)
+        answers = progress.add_task("answers", total=num_answers)
+        lines = _Lines()
         for event in events:
+            if stream:
+                if is_alone:
+                    typer.echo(event.text, nl=event.result is not None)
+                else:
+                    lines.add(event)
             progress.advance(tokens)
             if event.result is not None:
                 results.append(event.result)
                 progress.advance(answers)
                 progress.advance(tokens, max_tokens - len(event.result.token_ids))
+
+
+class _Lines:
+    """Several answers at once: each of their lines as soon as it is whole, with the answer's number."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[int, int], str] = {}
+
+    def add(self, event: TokenEvent) -> None:
+        """Print what became whole."""
+        key = event.index, event.sample
+        *whole, rest = (self._begun.get(key, "") + event.text).split("\n")
+        self._begun[key] = rest
+        if event.result is not None and rest:
+            whole.append(rest)
+        if event.result is not None and event.result.error is not None:
+            whole.append(f"refused: {event.result.error}")
+        for line in whole:
+            typer.echo(f"[{_number(event)}] {line}")
+
+
+def _number(answer: Result | TokenEvent) -> str:
+    return f"{answer.index + 1}" + (f".{answer.sample + 1}" if answer.sample else "")
 
 
 def _show_json(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
@@ -150,6 +246,12 @@ def _show_json(prompts: list[str], results: list[Result], report: Report, num_bl
             "error": str(result.error) if result.error else None,
             "num_prompt_tokens": len(result.prompt_token_ids),
             "token_ids": result.token_ids,
+            "sample": result.sample,
+            "score": result.score,
+            "num_cached_tokens": result.num_cached_tokens,
+            "num_preemptions": result.num_preemptions,
+            "timings": asdict(result.timings),
+            "logprobs": [asdict(one) for one in result.logprobs] or None,
         }
         for result in results
     ]
@@ -157,10 +259,13 @@ def _show_json(prompts: list[str], results: list[Result], report: Report, num_bl
     typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
 
 
-def _show_text(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
+def _show_answers(prompts: list[str], results: list[Result]) -> None:
     for result in results:
-        typer.secho(f"[{result.index + 1}] {prompts[result.index]}", bold=True)
+        typer.secho(f"[{_number(result)}] {prompts[result.index]}", bold=True)
         typer.echo(f"{result.text}\n" if result.error is None else f"refused: {result.error}\n")
+
+
+def _show_report(report: Report, num_blocks: int) -> None:
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -173,11 +278,13 @@ def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
     return [
         ("requests finished", f"{report.num_finished} of {report.num_requests}"),
         ("prompt tokens", f"{report.num_prompt_tokens:,}"),
+        ("of them in the cache", f"{report.num_cached_tokens:,}"),
         ("generated tokens", f"{report.num_generated_tokens:,}"),
         ("time", f"{report.seconds:.2f} s"),
         ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
         ("steps", f"{report.num_steps:,}"),
-        ("most requests at once", f"{report.peak_running}"),
+        ("preemptions", f"{report.num_preemptions:,}"),
+        ("most sequences at once", f"{report.peak_running}"),
         ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
         ("KV cache, paged", format_bytes(report.paged_bytes)),
         ("KV cache, contiguous for the longest request", format_bytes(report.padded_bytes)),
