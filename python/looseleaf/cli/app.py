@@ -12,8 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from looseleaf import __version__
+from looseleaf.cli.bench import bench
 from looseleaf.cli.doctor import doctor
 from looseleaf.cli.generate import generate
+from looseleaf.cli.replay import replay
 from looseleaf.cli.size import size
 from looseleaf.errors import LooseleafError
 
@@ -64,6 +66,8 @@ def looseleaf(
         typer.echo(context.get_help())
 
 
+app.command(name="bench")(bench)
 app.command(name="doctor")(doctor)
 app.command(name="generate")(generate)
+app.command(name="replay")(replay)
 app.command(name="size")(size)

@@ -1,0 +1,93 @@
+"""How a figure is measured: medians of calls that were checked before, beside a named baseline."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Measurement", "Settings", "machine", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure.
+
+    Attributes:
+        repeats: calls whose median counts.
+        is_quick: smaller cases.
+    """
+
+    repeats: int = 7
+    is_quick: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One figure.
+
+    Attributes:
+        case: what was done; figures of one case are compared.
+        who: whose figure it is.
+        cpu_seconds: of the process, median of the calls.
+        wall_seconds: median of the same calls.
+        is_baseline: whether the others of the case are compared with it.
+    """
+
+    case: str
+    who: str
+    cpu_seconds: float
+    wall_seconds: float
+    is_baseline: bool = False
+
+
+def measure(
+    case: str, who: str, call: Callable[[], object], settings: Settings, *, is_baseline: bool = False, calls: int = 1
+) -> Measurement:
+    """Time a call, after one that does not count.
+
+    Args:
+        case: as of the measurement.
+        who: as of the measurement.
+        call: what is measured; the caller checked what it returns.
+        settings: how often.
+        is_baseline: as of the measurement.
+        calls: calls between two looks at the clock, for short ones.
+    """
+    call()
+    cpu, wall = [], []
+    for _ in range(settings.repeats):
+        start_cpu, start_wall = time.process_time(), time.perf_counter()
+        for _ in range(calls):
+            call()
+        cpu.append((time.process_time() - start_cpu) / calls)
+        wall.append((time.perf_counter() - start_wall) / calls)
+    return Measurement(case=case, who=who, cpu_seconds=median(cpu), wall_seconds=median(wall), is_baseline=is_baseline)
+
+
+def machine() -> dict[str, str]:
+    """Processor, cores, load and versions."""
+    names = []
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = {
+        "processor": names[0] if names else platform.processor(),
+        "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "",
+        "python": platform.python_version(),
+    }
+    for package in ("looseleaf", "torch", "transformers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found

@@ -1,0 +1,91 @@
+"""`looseleaf replay`: traces of requests on pools of several sizes, without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from looseleaf.engine.replay import Outcome
+
+__all__ = ["replay"]
+
+
+def replay(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True, dir_okay=False, help="Mooncake's lines of JSON (hash_ids), or Azure's tables of lengths."
+        ),
+    ],
+    *,
+    block_size: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a block; may be repeated.")] = None,
+    num_blocks: Annotated[list[int] | None, typer.Option(min=1, help="Blocks of the pool; may be repeated.")] = None,
+    max_sequences: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Requests that run at once. 1: one prompt after the other, without answers. More: all wait in a queue "
+            "and run in steps, a token each.",
+        ),
+    ] = 1,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many requests.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Replay traces on pools of several sizes: hit rates, peak usage, evictions, preemptions.
+
+    Without --block-size: 512, the blocks of Mooncake's traces, or 16 for lengths. Without --num-blocks: 1,000 to
+    100,000.
+    """
+    from looseleaf.engine.replay import Replay, read_trace  # noqa: PLC0415 - the engine imports torch
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    found: dict[str, list[Outcome]] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for path in traces:
+            entries = read_trace(path)[:max_requests]
+            sizes = block_size or [512 if entries and entries[0].ids is not None else 16]
+            ready = Replay(entries, sizes)
+            found[path.name] = []
+            for size in sizes:
+                for capacity in num_blocks or [1_000, 3_000, 10_000, 30_000, 100_000]:
+                    task = progress.add_task(f"{path.name}, {size} x {capacity:,}", total=len(entries))
+                    outcome = ready.run(
+                        size,
+                        num_blocks=capacity,
+                        max_sequences=max_sequences,
+                        on_request=lambda task=task: progress.advance(task),  # type: ignore[misc]
+                    )
+                    found[path.name].append(outcome)
+    if as_json:
+        document = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in found.items()}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    for name, outcomes in found.items():
+        Console().print(_table(name, outcomes))
+
+
+def _table(name: str, outcomes: list[Outcome]) -> Table:
+    table = Table(title=f"{name}: {outcomes[0].num_requests + outcomes[0].num_never_fit:,} requests")
+    for column in ("block size", "blocks", "hits", "peak blocks", "evicted", "preempted", "never fit", "steps"):
+        table.add_column(column, justify="right")
+    for one in outcomes:
+        table.add_row(
+            f"{one.block_size}",
+            f"{one.num_blocks:,}",
+            f"{one.hit_percent:.1f} %",
+            f"{one.peak_blocks:,}",
+            f"{one.num_evicted:,}",
+            f"{one.num_preemptions:,}",
+            f"{one.num_never_fit:,}",
+            f"{one.num_steps:,}" if one.num_steps else "-",
+        )
+    return table

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from looseleaf.cli.app import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(("subject", "num_rows"), [("allocator", 2), ("attention", 6), ("engine", 3)])
+def test_every_figure_stands_beside_its_baseline(subject: str, num_rows: int) -> None:
+    result = runner.invoke(app, ["bench", subject, "--quick", "--json"])
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    rows = document["rows"]
+    assert document["subject"] == subject
+    assert document["machine"]["python"]
+    assert len(rows) == num_rows
+    for case in {row["case"] for row in rows}:
+        of_case = [row for row in rows if row["case"] == case]
+        (baseline,) = [row for row in of_case if row["is_baseline"]]
+        assert baseline["ratio"] == 1
+        assert any("looseleaf" in row["who"] for row in of_case)
+        for row in of_case:
+            assert row["ratio"] == pytest.approx(baseline["cpu_seconds"] / row["cpu_seconds"])
+            assert row["wall_seconds"] > 0
+
+
+def test_a_table_for_people_and_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="--plot needs matplotlib, which `make setup` installs")
+    path = tmp_path / "figures.png"
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(path)], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.stderr
+    assert "baseline" in result.stdout
+    assert "Python lists" in result.stdout
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 2000
+
+
+def test_a_plot_without_matplotlib_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(tmp_path / "figures.png")])
+    assert result.exit_code == 1
+    assert "pip install matplotlib" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_wrong_usage() -> None:
+    assert runner.invoke(app, ["bench", "everything"]).exit_code == 2
+    assert runner.invoke(app, ["bench", "allocator", "--real"]).exit_code == 2
