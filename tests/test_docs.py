@@ -68,6 +68,24 @@ def test_a_page_does_what_it_shows(page: Path, capsys: pytest.CaptureFixture[str
         page.write_text(text)
 
 
+@pytest.mark.parametrize("shown", ["2", None], ids=["wrong", "missing"])
+def test_an_output_that_differs_fails(
+    shown: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WRITES, raising=False)
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n" + (f"\n```text\n{shown}\n```\n" if shown else ""))
+    with pytest.raises(AssertionError):
+        test_a_page_does_what_it_shows(page, capsys)
+
+
+def test_every_page_is_run_and_named_by_the_index() -> None:
+    others = {DOCS / "README.md", *(DOCS / "design").glob("*.md")}
+    assert others | set(PAGES) == set(DOCS.glob("**/*.md"))
+    named = {(DOCS / link).resolve() for link in LINK.findall((DOCS / "README.md").read_text())}
+    assert set(PAGES) <= named
+
+
 @pytest.mark.parametrize("page", [DOCS / "README.md", *PAGES], ids=lambda page: page.stem)
 def test_what_a_page_links_to_exists(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
