@@ -48,7 +48,7 @@ def test_a_rotation_by_the_longest_of_a_batch_is_refused_beyond_where_it_begins(
     )
     torch.manual_seed(0)
     model: PreTrainedModel = transformers.LlamaForCausalLM(config).eval()
-    with pytest.raises(UnsupportedModel, match=r"above 32 tokens, .* max_sequence_len must be at most that, not 48"):
+    with pytest.raises(UnsupportedModel, match=r"above 32 tokens: .* max_sequence_len must be at most that, not 48"):
         Engine(model, num_blocks=8, max_sequence_len=48)
     engine = Engine(model, num_blocks=8)
     (result,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
