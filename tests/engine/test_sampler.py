@@ -16,9 +16,10 @@ from transformers import (
 )
 
 from looseleaf import SamplingParams
+from looseleaf.engine.draw import uniform
 from looseleaf.engine.logprobs import prompt_logprobs, token_logprobs
-from looseleaf.engine.sampler import Row, _cut, sample, uniform
-from looseleaf.errors import InvalidArgument
+from looseleaf.engine.sampler import Row, sample
+from looseleaf.errors import InvalidArgument, InvalidType
 
 VOCABULARY = 40
 PROMPT = np.array([3, 5, 5, 7])
@@ -159,19 +160,6 @@ def test_stop_tokens_are_impossible_before_min_tokens() -> None:
     assert sample(logits, [late]).token_ids == [1]
 
 
-def test_the_cut_is_found_in_a_flat_distribution_too() -> None:
-    """More candidates than are looked at first."""
-    probabilities = torch.full((3, 5000), 1 / 5000)
-    probabilities[:, :10] *= 1.001
-    params = [
-        SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
-        SamplingParams(max_tokens=1, temperature=1.0, top_k=10),
-        SamplingParams(max_tokens=1, temperature=1.0, top_k=3000, top_p=0.5),
-    ]
-    least = _cut(probabilities, params)[:, 0]
-    assert least.tolist() == pytest.approx([1 / 5000, 1.001 / 5000, 1 / 5000])
-
-
 def test_logprobs_are_those_of_the_untouched_logits() -> None:
     logits = new_logits(rows=2)
     rows = [new_row(temperature=2.0, logit_bias={4: 50.0}, logprobs=3), new_row()]
@@ -202,6 +190,10 @@ def test_processors_see_the_history_and_decide() -> None:
     assert seen == [[[3, 5, 5, 7, 1]]] * 2
     with pytest.raises(InvalidArgument, match=r"logits_processors must return \[1, 4\]"):
         sample(logits, [new_row(token_ids=[], logits_processors=[lambda _, scores: scores[0]])])
+    with pytest.raises(InvalidType, match=r"logits_processors must return a tensor, .* returned NoneType"):
+        sample(logits, [new_row(token_ids=[], logits_processors=[lambda *_: None])])
+    with pytest.raises(InvalidArgument, match="logits_processors left no token possible"):
+        sample(logits, [new_row(token_ids=[], logits_processors=[lambda _, scores: scores - torch.inf])])
 
 
 def test_a_bias_outside_the_vocabulary_is_refused() -> None:

@@ -129,7 +129,8 @@ class _Chooser:
         """Token and log-probabilities of each row; None for those of a request whose own processors raised."""
         if not self._rows:
             return []
-        logits = self._logits[self._places]
+        is_every = self._places == list(range(len(self._logits)))
+        logits = self._logits if is_every else self._logits[self._places]
         try:
             sampled = sample(logits, self._rows)
         except Exception:

@@ -124,15 +124,18 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Whether the likeliest token of the untouched logits is all that is asked for."""
-        return (
-            self.temperature == 0
-            and self.logprobs is None
-            and self.min_tokens == 0
-            and self.repetition_penalty == 1
-            and self.frequency_penalty == 0
-            and self.presence_penalty == 0
-            and not self.logit_bias
-            and not self.logits_processors
+        return self.temperature == 0 and self.logprobs is None and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a row of logits is changed before a token is chosen by it, temperature and cuts not counted."""
+        return bool(
+            self.min_tokens
+            or self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.logit_bias
+            or self.logits_processors
         )
 
     def _set(self, name: str, value: object) -> None:

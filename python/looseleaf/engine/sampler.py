@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from looseleaf.engine.draw import draw, uniform
 from looseleaf.engine.logprobs import TokenLogprobs, token_logprobs
-from looseleaf.errors import InvalidArgument
+from looseleaf.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 
     from looseleaf.engine.params import SamplingParams
 
-__all__ = ["Row", "Sampled", "greedy", "sample", "uniform"]
-
-_FEW = 1024
-"""Candidates among which the cut of `top_p` is looked for first; few distributions need more."""
+__all__ = ["Row", "Sampled", "greedy", "sample"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,34 +71,29 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the generated token at a position: a function of the two, and of nothing else.
-
-    Hence neither the batch, nor a preemption, nor speculation can change what a seeded request gets. Philox, a
-    counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), keyed by the seed.
-
-    >>> uniform(7, 0) == uniform(7, 0), uniform(7, 0) == uniform(7, 1), uniform(7, 0) == uniform(8, 0)
-    (True, False, False)
-    """
-    bits = np.random.Philox(key=seed, counter=position).random_raw()
-    return float(bits >> 11) * 2.0**-53
-
-
 def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     """Choose a token for each row.
 
-    In this order, as vLLM does it: the caller's logits processors, `logit_bias`, `min_tokens`, `repetition_penalty`,
-    `frequency_penalty` and `presence_penalty`, then the likeliest token if `temperature` is 0; else `temperature`,
+    In this order: the caller's logits processors, `logit_bias`, `min_tokens`, `repetition_penalty`,
+    `frequency_penalty`, `presence_penalty`, then the likeliest token if `temperature` is 0; else `temperature`,
     `min_p`, `top_k`, `top_p`, and one draw by the inverse of the cumulative distribution over the token ids.
     Log-probabilities are those of the logits as they came.
+
+    The order is the one that vLLM documents (`vllm/v1/sample/sampler.py`), whose parameters these are, but for the
+    caller's processors: they come first and see the model's own logits, where vLLM calls them beside `logit_bias`.
+    transformers applies `repetition_penalty` before the caller's processors, and `min_p` after `top_p`: with such
+    pairs together, its distribution is another one. Tokens as likely as the last that `top_k` or `top_p` keeps are
+    kept, too.
 
     Args:
         logits: [rows, vocabulary], any floating dtype; not changed.
         rows: what to choose by.
 
     Raises:
-        InvalidArgument: a token id of a bias is outside the vocabulary, or a processor returned another shape; whatever
-            a processor raises.
+        InvalidArgument: a token id of a bias is outside the vocabulary, or a processor returned another shape or left
+            no token possible.
+        InvalidType: a processor returned no tensor.
+        Exception: whatever a processor raises.
 
     >>> import torch
     >>> from looseleaf.engine.params import SamplingParams
@@ -109,16 +102,12 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     [1]
     """
     changed = logits
-    if not all(row.params.is_plain for row in rows):
+    if any(row.params.changes_logits for row in rows):
         changed = logits.to(torch.float32, copy=True)
         for row, scores in zip(rows, changed, strict=True):
-            _change(scores, row)
-    token_ids = greedy(changed)
-    drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        chosen = _draw(changed[drawn] if len(drawn) < len(rows) else changed, [rows[place] for place in drawn])
-        token_ids[drawn] = chosen
-    chosen_ids: list[int] = token_ids.tolist()
+            if row.params.changes_logits:
+                _change(scores, row)
+    chosen_ids = _choose(changed, rows)
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     asked = [place for place, row in enumerate(rows) if row.params.logprobs is not None]
     if asked:
@@ -130,18 +119,25 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     return Sampled(chosen_ids, logprobs)
 
 
+def _choose(scores: Tensor, rows: Sequence[Row]) -> list[int]:
+    drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
+    params = [rows[place].params for place in drawn]
+    numbers = [uniform(rows[place].seed, len(rows[place].token_ids)) for place in drawn]
+    if drawn and len(drawn) == len(rows):
+        token_ids = draw(scores, params, numbers)
+    else:
+        token_ids = greedy(scores)
+        if drawn:
+            token_ids[drawn] = draw(scores[drawn], params, numbers)
+    chosen: list[int] = token_ids.tolist()
+    return chosen
+
+
 def _change(scores: Tensor, row: Row) -> None:
     """Apply to one row, in place, what looks at its own tokens."""
     params = row.params
     if params.logits_processors:
-        history = torch.tensor([[*row.prompt.tolist(), *row.token_ids]], device=scores.device)
-        for processor in params.logits_processors:
-            returned = processor(history, scores[None])
-            if returned.shape != (1, len(scores)):
-                raise InvalidArgument(
-                    f"logits_processors must return [1, {len(scores)}], {processor!r} returned {list(returned.shape)}"
-                )
-            scores.copy_(returned[0])
+        _process(scores, row)
     if params.logit_bias:
         token_ids = list(params.logit_bias)
         if max(token_ids) >= len(scores):
@@ -150,67 +146,31 @@ def _change(scores: Tensor, row: Row) -> None:
     if len(row.token_ids) < params.min_tokens and row.stop_token_ids:
         scores[[token_id for token_id in row.stop_token_ids if token_id < len(scores)]] = -torch.inf
     if params.repetition_penalty != 1:
-        seen = torch.tensor(np.union1d(row.prompt, np.array(row.token_ids, np.int64)), device=scores.device)
+        # A token that stands there twice is looked up twice and written twice, with the same value.
+        seen = torch.from_numpy(np.concatenate([row.prompt, np.array(row.token_ids, np.int64)])).to(scores.device)
         values = scores[seen]
         penalty = params.repetition_penalty
         scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if (params.frequency_penalty or params.presence_penalty) and row.token_ids:
         generated, counts = np.unique(np.array(row.token_ids, np.int64), return_counts=True)
         amount = params.frequency_penalty * counts + params.presence_penalty
-        scores[torch.from_numpy(generated)] -= torch.tensor(amount, dtype=torch.float32, device=scores.device)
+        places = torch.from_numpy(generated).to(scores.device)
+        scores[places] -= torch.tensor(amount, dtype=torch.float32, device=scores.device)
 
 
-def _draw(scores: Tensor, rows: Sequence[Row]) -> Tensor:
-    """int64 [rows], one token of each distribution."""
-    device = scores.device
-    temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=device)
-    probabilities = torch.softmax(scores / temperature[:, None], dim=-1)
-    if any(row.params.min_p for row in rows):
-        least = torch.tensor([row.params.min_p for row in rows], dtype=torch.float32, device=device)
-        probabilities[probabilities < least[:, None] * probabilities.amax(dim=-1, keepdim=True)] = 0
-    cut = [place for place, row in enumerate(rows) if row.params.top_k or row.params.top_p < 1]
-    if cut:
-        all_rows = len(cut) == len(rows)
-        chosen = probabilities if all_rows else probabilities[cut]
-        least_kept = _cut(chosen, [rows[place].params for place in cut])
-        chosen[chosen < least_kept] = 0
-        if not all_rows:
-            probabilities[cut] = chosen
-    # In double precision, so that the sum of many small ones does not stand still.
-    cumulative = probabilities.double().cumsum(dim=-1)
-    numbers = [uniform(row.seed, len(row.token_ids)) for row in rows]
-    points = torch.tensor(numbers, dtype=torch.float64, device=device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=scores.shape[-1] - 1)
-
-
-def _cut(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """float32 [rows, 1], the smallest probability that `top_k`, then `top_p`, keep; equal ones stay together.
-
-    The whole vocabulary is sorted only where the likeliest `_FEW` do not reach the bounds.
-    """
-    size = probabilities.shape[-1]
-    few = min(max(_FEW, *(one.top_k for one in params)), size)
-    best = probabilities.topk(few, dim=-1).values
-    device = probabilities.device
-    top_k = torch.tensor([min(one.top_k or size, size) for one in params], device=device)[:, None]
-    top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=device)[:, None]
-    total = probabilities.double().sum(dim=-1, keepdim=True)
-    ends = _ends(best, top_k, top_p, total)
-    needs_all = (ends == few) & (top_k > few) & (top_p < 1)
-    least = best.gather(1, ends - 1)
-    if few < size and bool(needs_all.any()):
-        rows = needs_all[:, 0].nonzero()[:, 0]
-        whole = probabilities[rows].sort(dim=-1, descending=True).values
-        least[rows] = whole.gather(1, _ends(whole, top_k[rows], top_p[rows], total[rows]) - 1)
-    # Without a bound of its own a row keeps all.
-    return torch.where((top_k == size) & (top_p >= 1), torch.zeros_like(least), least)
-
-
-def _ends(best: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
-    """int64 [rows, 1], how many of the sorted probabilities are kept: the first that add up to `top_p` of `top_k`."""
-    places = torch.arange(best.shape[-1], device=best.device)
-    kept = best.double() * (places < top_k)
-    sums = kept.cumsum(dim=-1)
-    whole = torch.where(top_k < best.shape[-1] + 1, sums[:, -1:], total)
-    ends = (sums < top_p * whole).sum(dim=-1, keepdim=True) + 1
-    return torch.minimum(torch.minimum(ends, top_k), torch.full_like(ends, best.shape[-1]))
+def _process(scores: Tensor, row: Row) -> None:
+    """Let the caller's processors change one row."""
+    history = torch.tensor([[*row.prompt.tolist(), *row.token_ids]], device=scores.device)
+    for processor in row.params.logits_processors:
+        returned = processor(history, scores[None])
+        if not isinstance(returned, torch.Tensor):
+            raise InvalidType(
+                f"logits_processors must return a tensor, {processor!r} returned {type(returned).__name__}"
+            )
+        if returned.shape != (1, len(scores)):
+            raise InvalidArgument(
+                f"logits_processors must return [1, {len(scores)}], {processor!r} returned {list(returned.shape)}"
+            )
+        scores.copy_(returned[0])
+    if not bool((scores > -torch.inf).any()):
+        raise InvalidArgument("logits_processors left no token possible")
