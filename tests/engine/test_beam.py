@@ -103,6 +103,11 @@ def test_no_answer_ends_before_min_tokens(small_model: PreTrainedModel) -> None:
     assert 6 not in found[:7]
 
 
+def test_a_stop_token_outside_the_vocabulary_never_comes() -> None:
+    search = BeamSearch(SamplingParams(max_tokens=2, min_tokens=2, num_beams=2), frozenset({6, 99}))
+    assert 6 not in search.advance(torch.zeros(1, 24)).token_ids
+
+
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("num_blocks", [22, 60])
 def test_the_engine_answers_as_transformers_and_copies_what_beams_share(

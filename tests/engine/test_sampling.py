@@ -233,3 +233,14 @@ def test_results_say_what_happened(tiny_model: PreTrainedModel) -> None:
         assert times.admitted is not None
         assert times.first_token is not None
         assert 0 <= times.admitted <= times.first_token <= times.finished
+
+
+def test_a_request_that_means_a_token_outside_the_vocabulary_harms_no_other(tiny_model: PreTrainedModel) -> None:
+    engine = new_engine(tiny_model)
+    plain = SamplingParams(max_tokens=4, ignore_eos=True)
+    with pytest.raises(InvalidArgument, match="logit_bias must be for token ids below 259, not 259"):
+        engine.generate([[5, 6], [7]], [SamplingParams(max_tokens=4, logit_bias={259: 1.0}), plain])
+    beams = SamplingParams(max_tokens=4, min_tokens=2, num_beams=2, ignore_eos=True, stop_token_ids=(999,))
+    results = engine.generate([[5, 6], [7]], [beams, plain])
+    assert [(len(result.token_ids), result.finish_reason) for result in results] == [(4, "length"), (4, "length")]
+    assert_all_free(engine)

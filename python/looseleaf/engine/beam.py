@@ -74,7 +74,8 @@ class BeamSearch:
         length = len(self._tokens[0]) + 1
         if length <= params.min_tokens and self._stop_token_ids:
             logprobs = logprobs.clone()
-            logprobs[:, list(self._stop_token_ids)] = -torch.inf
+            stops = [token_id for token_id in self._stop_token_ids if token_id < logprobs.shape[-1]]
+            logprobs[:, stops] = -torch.inf
         totals = (logprobs.float().cpu() + self._scores[:, None]).flatten()
         num_kept = min(max(2, 1 + len(self._stop_token_ids)) * num_beams, len(totals))
         scores, places = totals.topk(num_kept)

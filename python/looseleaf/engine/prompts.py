@@ -56,6 +56,9 @@ class Prompts:
     def _request(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> Request:
         if params.stop and self._tokenizer is None:
             raise InvalidArgument("stop strings need a tokenizer; give the engine one, or give stop_token_ids")
+        highest = max(params.logit_bias or (), default=0)
+        if highest >= self._vocabulary_size:
+            raise InvalidArgument(f"logit_bias must be for token ids below {self._vocabulary_size}, not {highest}")
         token_ids = encode(prompt, self._tokenizer, vocabulary_size=self._vocabulary_size)
         if params.num_beams > 1:
             return self._new(index, token_ids, params)
