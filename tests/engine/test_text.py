@@ -66,6 +66,17 @@ def test_what_may_become_a_stop_string_waits(tiny_tokenizer: PreTrainedTokenizer
     assert texts.text == "a EN E"
 
 
+@pytest.mark.parametrize(("first", "text"), [(0, "a "), (4, "a "), (5, "a END"), (99, "a END")])
+def test_a_stop_string_counts_by_its_last_token(first: int, text: str, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    """It may begin among the tokens that could not end the answer."""
+    texts = TextStream(tiny_tokenizer, stop=("END",))
+    for number, token_id in enumerate(tiny_tokenizer("a END")["input_ids"]):
+        texts.push(token_id, may_stop=number >= first)
+    assert texts.is_stopped == (text == "a ")
+    texts.finish()
+    assert texts.text == text
+
+
 def test_a_character_comes_with_its_last_byte(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     token_ids = encode(TEXT, tiny_tokenizer, vocabulary_size=259).tolist()
     assert len(token_ids) == len(TEXT.encode())

@@ -98,7 +98,7 @@ class TextStream:
 
         Args:
             token_id: the next token; none may come after a stop string.
-            may_stop: whether a stop string ends the text now; one that comes before that is text.
+            may_stop: whether a stop string that is whole with this token ends the text; if not, it is text.
         """
         self._token_ids.append(token_id)
         self._waiting += self._take(wait=True)
@@ -117,8 +117,9 @@ class TextStream:
     def _pass_on(self, *, may_stop: bool) -> str:
         """Cut the waiting text at its first stop string, or where one may begin."""
         end = len(self._waiting)
-        if may_stop and self._stop:
-            places = [place for place in (self._waiting.find(stop) for stop in self._stop) if place >= 0]
+        if self._stop:
+            found = (self._waiting.find(stop) for stop in self._stop) if may_stop else ()
+            places = [place for place in found if place >= 0]
             self.is_stopped = bool(places)
             end = min(places) if places else end - _longest_begin(self._waiting, self._stop)
         piece = self._waiting[:end]
