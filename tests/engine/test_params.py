@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from looseleaf import SamplingParams
@@ -44,6 +45,8 @@ from looseleaf.errors import InvalidArgument, InvalidType
         ({"max_tokens": 1, "early_stopping": 1}, InvalidArgument, "early_stopping must be True, False or"),
         ({"max_tokens": 1, "num_beams": 2, "n": 3}, InvalidArgument, "n must be at most num_beams, 2, not 3"),
         ({"max_tokens": 1, "num_beams": 2, "temperature": 1}, InvalidArgument, "temperature cannot be together with"),
+        ({"max_tokens": 1, "length_penalty": 2}, InvalidArgument, "length_penalty is for num_beams above 1, was 2.0"),
+        ({"max_tokens": 1, "early_stopping": True}, InvalidArgument, "early_stopping is for num_beams above 1, was Tr"),
         (
             {"max_tokens": 1, "num_beams": 2, "stop": "a", "prompt_lookup_num_tokens": 2},
             InvalidArgument,
@@ -68,6 +71,12 @@ def test_lists_and_single_strings_become_tuples_and_a_bias_is_the_params_own() -
     params = SamplingParams(max_tokens=1, stop="END", stop_token_ids=[4], logit_bias=bias)
     bias[5] = 2
     assert (params.stop, params.stop_token_ids, params.logit_bias) == (("END",), (4,), {3: 1.0})
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    params = SamplingParams(max_tokens=np.int32(2), temperature=np.float32(0.5), top_p=np.float64(0.25))  # type: ignore[arg-type]
+    assert (params.max_tokens, params.temperature, params.top_p) == (2, 0.5, 0.25)
+    assert (type(params.max_tokens), type(params.temperature)) == (int, float)
 
 
 def test_only_untouched_greedy_is_plain() -> None:

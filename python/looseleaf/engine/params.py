@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -147,6 +148,12 @@ class SamplingParams:
         if self.seed is not None and self.seed + self.n > _MAX_SEED:
             raise InvalidArgument(f"seed + n must be at most 2 ** 63, seed was {self.seed}")
         if self.num_beams == 1:
+            for name, is_given in (
+                ("length_penalty", self.length_penalty != 1),
+                ("early_stopping", self.early_stopping is not False),
+            ):
+                if is_given:
+                    raise InvalidArgument(f"{name} is for num_beams above 1, was {getattr(self, name)!r}")
             return
         if self.n > self.num_beams:
             raise InvalidArgument(f"n must be at most num_beams, {self.num_beams}, not {self.n}")
@@ -175,13 +182,14 @@ def _at_least(name: str, value: object, least: int) -> int:
 
 
 def _in_range(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidType(f"{name} must be a number, not {value!r}")
-    if not (low <= value <= high) or math.isinf(value) or (name in _ABOVE and value == low):
+    number = float(value)
+    if not (low <= number <= high) or math.isinf(number) or (name in _ABOVE and number == low):
         bracket = "(" if name in _ABOVE or math.isinf(low) else "["
         end = ")" if math.isinf(high) else "]"
         raise InvalidArgument(f"{name} must be in {bracket}{low:g}, {high:g}{end}, not {value}")
-    return float(value)
+    return number
 
 
 def _bias(bias: object) -> Mapping[int, float]:
