@@ -53,6 +53,7 @@ def test_without_a_limit_every_repeated_block_hits_whatever_the_block_size(trace
     for row in rows[:2]:
         assert row["hit_percent"] == pytest.approx(100 * (num_ids - num_unique) / num_ids)
         assert (row["num_evicted"], row["num_preemptions"], row["num_steps"]) == (0, 0, 0)
+        assert row["block_hit_percent"] == pytest.approx(row["hit_percent"])
     assert 0 < rows[2]["hit_percent"] < rows[0]["hit_percent"], "an odd number of ids leaves half a block"
     assert rows[0]["peak_blocks"] == max(map(len, requests))
 
@@ -75,7 +76,61 @@ def test_requests_that_run_together_are_preempted_when_the_pool_is_small(lengths
     assert small["num_steps"] > large["num_steps"] > 0
     assert small["peak_blocks"] <= 60
     assert small["num_requests"] == large["num_requests"] == 120
-    assert large["hit_percent"] == 0, "no two prompts are alike"
+    for row in (small, large):
+        assert row["hit_percent"] == 0, "no two prompts are alike; what a preempted one finds of itself is no hit"
+
+
+def test_a_replay_is_the_same_beside_others(lengths: Path) -> None:
+    common = [lengths, "--max-sequences", 16, "--num-blocks", 60, "--block-size", 16]
+    (alone,) = replayed(*common)["lengths.csv"]
+    first, _ = replayed(*common, "--block-size", 10)["lengths.csv"]
+    assert first == alone
+    # The first answer has 20 tokens, one of them at the end of the prompt.
+    (row,) = replayed(lengths, "--max-requests", 1, "--max-sequences", 2, "--num-blocks", 60)["lengths.csv"]
+    assert row["num_steps"] == 20
+
+
+def test_tokens_of_a_block_that_is_not_full_count_as_one_block(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"input_length": 600, "output_length": 1, "hash_ids": [0, 1]}\n' * 2)
+    (row,) = replayed(path, "--num-blocks", 10)["trace.jsonl"]
+    assert (row["hit_percent"], row["block_hit_percent"]) == (50, 50)
+    path.write_text(path.read_text() + '{"input_length": 520, "output_length": 1, "hash_ids": [0, 2]}\n')
+    (row,) = replayed(path, "--num-blocks", 10)["trace.jsonl"]
+    assert row["hit_percent"] == pytest.approx(100 * (600 + 512) / (600 + 600 + 520))
+    assert row["block_hit_percent"] == 50
+
+
+def test_requests_come_at_their_times(tmp_path: Path) -> None:
+    table = tmp_path / "lengths.csv"
+    dates = ("2023-11-16 18:15:46.6805900", "2023-11-16 18:15:46.6905900", "2023-11-16 18:16:46.6805900")
+    rows = "".join(f"{date},32,10\n" for date in dates)
+    table.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    lines = tmp_path / "trace.jsonl"
+    times = (7_000, 7_010, 67_000)
+    lines.write_text(
+        "".join(
+            json.dumps({"timestamp": time, "input_length": 32, "output_length": 10, "hash_ids": [number]}) + "\n"
+            for number, time in enumerate(times)
+        )
+    )
+    common = ["--block-size", 16, "--num-blocks", 100, "--max-sequences", 8]
+    for path in (table, lines):
+        (queued,) = replayed(path, *common)[path.name]
+        (timed,) = replayed(path, *common, "--step-ms", 10)[path.name]
+        # Together: 10 steps. The second comes a step after the first, the third when both are long done.
+        assert (queued["num_steps"], queued["peak_blocks"]) == (10, 9)
+        assert (timed["num_steps"], timed["peak_blocks"]) == (11 + 10, 6)
+
+
+def test_wrong_step_times_are_wrong_usage(lengths: Path) -> None:
+    result = runner.invoke(app, ["replay", str(lengths), "--step-ms", "5", "--max-sequences", "1"])
+    assert result.exit_code == 2
+    assert "--step-ms needs --max-sequences above 1" in result.stderr
+    for value in ("0", "-1", "nan", "inf"):
+        result = runner.invoke(app, ["replay", str(lengths), "--step-ms", value])
+        assert result.exit_code == 2
+        assert "--step-ms must be above 0 and finite" in result.stderr
 
 
 def test_what_never_fits_is_counted_apart(lengths: Path) -> None:
@@ -92,15 +147,25 @@ def test_only_the_first_requests(trace: Path) -> None:
 
 def test_a_table_for_people(trace: Path, lengths: Path) -> None:
     arguments = ["replay", str(trace), str(lengths), "--num-blocks", "1000"]
-    result = runner.invoke(app, arguments, env={"COLUMNS": "140"})
+    result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
     assert result.exit_code == 0
+    assert "…" not in result.stdout
     assert "trace.jsonl: 300 requests" in result.stdout
     assert "lengths.csv: 120 requests" in result.stdout
     assert result.stderr == ""
 
 
 def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
-    for text in ('{"hash_ids": "x"}', '{"length": 3}', "a,b\n1,2\n", "ContextTokens,GeneratedTokens\n1,many\n"):
+    wrong_len = '{"input_length": 600, "hash_ids": [1]}'
+    wrong_date = "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n"
+    for text in (
+        wrong_len,
+        wrong_date,
+        '{"hash_ids": "x"}',
+        '{"length": 3}',
+        "a,b\n1,2\n",
+        "ContextTokens,GeneratedTokens\n1,many\n",
+    ):
         path = tmp_path / "wrong"
         path.write_text(text)
         result = runner.invoke(app, ["replay", str(path)])

@@ -3,6 +3,7 @@
 Two kinds of files are read. Lines of JSON with `hash_ids` and `output_length`, as in the public traces of Mooncake: an
 id stands for 512 tokens and all before them, so prompts that share an id share a prefix. Tables with the columns
 ContextTokens and GeneratedTokens, as in the public traces of Azure: lengths only, so that no two prompts are alike.
+Where a request says when it came (`timestamp` in milliseconds, TIMESTAMP as a date), it comes then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass
-from math import gcd
+from datetime import UTC, datetime
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,27 +22,38 @@ from looseleaf.engine.params import SamplingParams
 from looseleaf.engine.request import Request
 from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import InvalidArgument, NeverFits, OutOfBlocks
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["Entry", "Outcome", "Replay", "read_trace"]
+__all__ = ["MAX_BATCH_TOKENS", "Entry", "Outcome", "Replay", "read_trace"]
 
 TOKENS_PER_ID = 512
+MAX_BATCH_TOKENS = 2048
+"""Of a step, or as many as sequences run at once if those are more."""
 _TOKENS_PER_BLOCK = 4
 """Of a scaled block: the fewest that leave room for lengths that end inside one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request of a trace: its prompt by ids of 512 tokens, or None; the prompt's length, and the answer's."""
+    """One request of a trace.
+
+    Attributes:
+        ids: of its prompt, each for 512 tokens; None: it is like no other.
+        prompt_len: tokens of the prompt.
+        num_generated: tokens of the answer.
+        seconds: when it came, from any point in time that all have in common.
+    """
 
     ids: list[int] | None
     prompt_len: int
     num_generated: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +65,9 @@ class Outcome:
         num_blocks: blocks of the pool.
         num_requests: requests that were replayed.
         num_never_fit: requests that were refused because they are larger than the pool.
-        hit_percent: prompt tokens that were in the cache, of those of all requests that were replayed.
+        hit_percent: prompt tokens that were in the cache when their request was first admitted, of all requests that
+            were replayed.
+        block_hit_percent: the same for blocks; what a prompt's last block has of it counts as one.
         peak_blocks: most blocks in use at once.
         num_evicted: cached blocks that gave way.
         num_preemptions: how often a running request gave up its blocks.
@@ -64,6 +79,7 @@ class Outcome:
     num_requests: int
     num_never_fit: int
     hit_percent: float
+    block_hit_percent: float
     peak_blocks: int
     num_evicted: int
     num_preemptions: int
@@ -74,23 +90,19 @@ def read_trace(path: Path) -> list[Entry]:
     """Read a trace.
 
     Raises:
-        InvalidArgument: the file is of neither kind; the text names the line.
+        InvalidArgument: the file is of neither kind.
     """
     text = path.read_text(encoding="utf-8")
     try:
         if text.lstrip().startswith("{"):
             return [_entry_of_json(line) for line in text.splitlines() if line.strip()]
-        rows = csv.DictReader(text.splitlines())
-        return [Entry(None, int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
+        return [_entry_of_row(row) for row in csv.DictReader(text.splitlines())]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{path} is no trace: {type(error).__name__} {error}") from error
 
 
 class Replay:
     """A trace, ready to be replayed on pools of several sizes.
-
-    Tokens are scaled down, as far as all block sizes allow it, so that a block has few of them; block counts and hit
-    rates stay what they are.
 
     Args:
         entries: the requests, in order of arrival.
@@ -99,7 +111,7 @@ class Replay:
     Raises:
         InvalidArgument: there is no request, or a block size does not divide 512, or is divided by it.
 
-    >>> entries = [Entry([0, 1], 1024, 10), Entry([0, 2], 1000, 10)]
+    >>> entries = [Entry([0, 1], 1024, 10), Entry([0, 2], 1024, 10)]
     >>> Replay(entries, [512]).run(512, num_blocks=8).hit_percent
     25.0
     """
@@ -115,7 +127,13 @@ class Replay:
         self._scale = max(common // _TOKENS_PER_BLOCK, 1)
 
     def run(
-        self, block_size: int, *, num_blocks: int, max_sequences: int = 1, on_request: Callable[[], object] = int
+        self,
+        block_size: int,
+        *,
+        num_blocks: int,
+        max_sequences: int = 1,
+        step_seconds: float | None = None,
+        on_request: Callable[[], object] = int,
     ) -> Outcome:
         """Replay.
 
@@ -123,111 +141,163 @@ class Replay:
             block_size: tokens of a block.
             num_blocks: blocks of the pool.
             max_sequences: requests that run at once. 1: each prompt is computed and released before the next comes, and
-                answers are left out: the hit rate of the prompts alone. More: all requests wait in a queue, and run
-                with their answers in steps, a token each, as the engine's scheduler would let them.
+                answers are left out: the hit rate of the prompts alone, on tokens that are scaled down, which changes
+                neither block counts nor hits. More: requests run with their answers, as the engine's scheduler lets
+                them, in steps of at most `MAX_BATCH_TOKENS` tokens: one of every answer, then prompts.
+            step_seconds: what a step takes, so that requests come at their times; None: all wait from the start.
             on_request: called when a request has ended.
         """
-        size = block_size // self._scale
-        # The token that is always left to compute lies in a block of its own.
-        extra = 1 if max_sequences == 1 else 0
-        prompts = [(self._tokens(number, entry), entry) for number, entry in enumerate(self._entries)]
-        longest = max(len(tokens) + self._scaled(entry.num_generated) for tokens, entry in prompts) + 1
-        manager = BlockManager(num_blocks + extra, size, max_sequences=max_sequences, max_sequence_len=longest)
+        tally = _Tally(block_size)
         if max_sequences == 1:
-            num_never_fit = _one_at_a_time(manager, prompts, on_request)
-            num_preemptions = num_steps = 0
+            # The token that is always left to compute lies in a block of its own.
+            size = block_size // self._scale
+            longest = max(blocks_for_tokens(entry.prompt_len, TOKENS_PER_ID) for entry in self._entries)
+            longest = longest * TOKENS_PER_ID // self._scale + 1
+            manager = BlockManager(num_blocks + 1, size, max_sequences=1, max_sequence_len=longest)
+            self._one_at_a_time(manager, tally, on_request)
         else:
-            requests = (
-                Request(number, tokens, SamplingParams(max_tokens=self._scaled(entry.num_generated)))
-                for number, (tokens, entry) in enumerate(prompts)
-            )
-            num_never_fit, num_preemptions, num_steps = _together(manager, requests, on_request)
+            longest = max(entry.prompt_len + entry.num_generated for entry in self._entries)
+            manager = BlockManager(num_blocks, block_size, max_sequences=max_sequences, max_sequence_len=longest)
+            self._together(manager, tally, step_seconds, on_request)
         stats = manager.stats()
-        # The extra token of each prompt is no token of the trace.
-        asked = stats.num_looked_up - (len(self._entries) - num_never_fit) * extra
         return Outcome(
             block_size=block_size,
             num_blocks=num_blocks,
-            num_requests=len(self._entries) - num_never_fit,
-            num_never_fit=num_never_fit,
-            hit_percent=100 * stats.num_hit_tokens / max(asked, 1),
-            peak_blocks=stats.peak_in_use - extra,
+            num_requests=len(self._entries) - tally.num_never_fit,
+            num_never_fit=tally.num_never_fit,
+            hit_percent=100 * tally.num_hit_tokens / max(tally.num_tokens, 1),
+            block_hit_percent=100 * tally.num_hit_blocks / max(tally.num_blocks, 1),
+            peak_blocks=max(stats.peak_in_use - (max_sequences == 1), 0),
             num_evicted=stats.num_evicted,
-            num_preemptions=num_preemptions,
-            num_steps=num_steps,
+            num_preemptions=tally.num_preemptions,
+            num_steps=tally.num_steps,
         )
 
-    def _scaled(self, length: int) -> int:
-        return max(-(-length // self._scale), 1)
+    def _one_at_a_time(self, manager: BlockManager, tally: _Tally, on_request: Callable[[], object]) -> None:
+        for number, entry in enumerate(self._entries):
+            try:
+                with manager.admit(self._scaled_tokens(number)) as sequence:
+                    handles = np.array([sequence.handle], dtype=np.int64)
+                    manager.reserve(handles)
+                    manager.commit(handles)
+                    tally.add(entry, sequence.num_cached_tokens * self._scale)
+            except NeverFits:
+                tally.num_never_fit += 1
+            on_request()
 
-    def _tokens(self, number: int, entry: Entry) -> NDArray[np.int64]:
+    def _together(
+        self, manager: BlockManager, tally: _Tally, step_seconds: float | None, on_request: Callable[[], object]
+    ) -> None:
+        scheduler = Scheduler(manager, max_batch_tokens=max(MAX_BATCH_TOKENS, manager.max_sequences))
+        number, step, start = 0, 0, self._entries[0].seconds
+        while number < len(self._entries) or not scheduler.is_idle:
+            # Nobody overtakes, so those behind a full queue need not be in it.
+            while number < len(self._entries) and scheduler.num_waiting < manager.max_sequences:
+                entry = self._entries[number]
+                arrival = 0 if step_seconds is None else ceil((entry.seconds - start) / step_seconds)
+                if scheduler.is_idle:
+                    step = max(step, arrival)  # nothing happens before
+                if arrival > step:
+                    break
+                params = SamplingParams(max_tokens=entry.num_generated)
+                try:
+                    scheduler.submit(Request(number, self._tokens(number), params))
+                except NeverFits:
+                    tally.num_never_fit += 1
+                    on_request()
+                number += 1
+            finished = _step(scheduler)
+            if finished is None:
+                continue
+            step += 1
+            tally.num_steps += 1
+            for request in finished:
+                tally.add(self._entries[request.index], request.num_cached_tokens)
+                on_request()
+        tally.num_preemptions = scheduler.num_preemptions
+
+    def _scaled_tokens(self, number: int) -> NDArray[np.int64]:
+        """A prompt of whole ids, and one token more, so that the one that is always left to compute costs no hit."""
+        entry = self._entries[number]
         if entry.ids is None:
-            tokens = np.arange(self._scaled(entry.prompt_len), dtype=np.int64)
-            tokens[0] = 2**29 + number  # no other prompt begins so
-            return tokens
-        per_id = TOKENS_PER_ID // self._scale
-        tokens = np.repeat(np.array(entry.ids, dtype=np.int64) * per_id, per_id)
-        tokens += np.tile(np.arange(per_id, dtype=np.int64), len(entry.ids))
-        return np.append(tokens, 0)
+            return np.append(_unlike_others(number, -(-entry.prompt_len // self._scale)), 0)
+        return np.append(_of_ids(entry.ids, TOKENS_PER_ID // self._scale), 0)
+
+    def _tokens(self, number: int) -> NDArray[np.int64]:
+        """A prompt as long as the trace says."""
+        entry = self._entries[number]
+        if entry.ids is None:
+            return _unlike_others(number, entry.prompt_len)
+        return _of_ids(entry.ids, TOKENS_PER_ID)[: entry.prompt_len]
+
+
+class _Tally:
+    """What the requests of a replay had in the cache, and what became of them."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.num_tokens = self.num_hit_tokens = self.num_blocks = self.num_hit_blocks = 0
+        self.num_never_fit = self.num_preemptions = self.num_steps = 0
+
+    def add(self, entry: Entry, num_cached_tokens: int) -> None:
+        num_hits = min(num_cached_tokens, entry.prompt_len)
+        self.num_tokens += entry.prompt_len
+        self.num_hit_tokens += num_hits
+        self.num_blocks += blocks_for_tokens(entry.prompt_len, self._block_size)
+        self.num_hit_blocks += blocks_for_tokens(num_hits, self._block_size)
+
+
+def _step(scheduler: Scheduler) -> list[Request] | None:
+    """Run one step; who finished in it, or None if nothing could run."""
+    manager = scheduler.manager
+    plan = scheduler.plan()
+    while plan is not None:
+        try:
+            manager.reserve(plan.handles, plan.num_new, tokens=plan.token_ids)
+        except OutOfBlocks:
+            plan = scheduler.preempt(plan)
+        else:
+            break
+    if plan is None:
+        return None
+    manager.commit(plan.handles)
+    # Generated tokens are like no prompt's: a number of the request, above those of the prompts.
+    answers = [
+        [2**30 + (branch.request.index * 4096 + branch.request.num_generated) % 2**30] if count else []
+        for branch, count in zip(plan.branches, plan.num_logits.tolist(), strict=True)
+    ]
+    served = scheduler.advance(plan, plan.num_computed, answers, samples={}, beams={})
+    return [request for request in served if request.finish_reason is not None]
+
+
+def _unlike_others(number: int, length: int) -> NDArray[np.int64]:
+    tokens = np.arange(length, dtype=np.int64)
+    tokens[0] = 2**29 + number  # no other prompt begins so
+    return tokens
+
+
+def _of_ids(ids: Sequence[int], per_id: int) -> NDArray[np.int64]:
+    tokens = np.repeat(np.array(ids, dtype=np.int64) * per_id, per_id)
+    tokens += np.tile(np.arange(per_id, dtype=np.int64), len(ids))
+    return tokens
 
 
 def _entry_of_json(line: str) -> Entry:
     record = json.loads(line)
     ids = [int(number) for number in record["hash_ids"]]
     prompt_len = int(record.get("input_length", len(ids) * TOKENS_PER_ID))
-    return Entry(ids, prompt_len, int(record.get("output_length", 1)))
+    if -(-prompt_len // TOKENS_PER_ID) != len(ids):
+        raise ValueError(f"input_length {prompt_len} has not {len(ids)} blocks of {TOKENS_PER_ID} tokens")
+    seconds = float(record.get("timestamp", 0)) / 1000
+    return Entry(ids, _at_least_1(prompt_len), _at_least_1(record.get("output_length", 1)), seconds)
 
 
-def _one_at_a_time(
-    manager: BlockManager, prompts: Sequence[tuple[NDArray[np.int64], Entry]], on_request: Callable[[], object]
-) -> int:
-    num_never_fit = 0
-    for tokens, _ in prompts:
-        try:
-            with manager.admit(tokens) as sequence:
-                handles = np.array([sequence.handle], dtype=np.int64)
-                manager.reserve(handles)
-                manager.commit(handles)
-        except NeverFits:
-            num_never_fit += 1
-        on_request()
-    return num_never_fit
+def _entry_of_row(row: dict[str, str]) -> Entry:
+    prompt_len, num_generated = _at_least_1(row["ContextTokens"]), _at_least_1(row["GeneratedTokens"])
+    date = row.get("TIMESTAMP")
+    seconds = datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp() if date else 0.0
+    return Entry(None, prompt_len, num_generated, seconds)
 
 
-def _together(
-    manager: BlockManager, requests: Iterator[Request], on_request: Callable[[], object]
-) -> tuple[int, int, int]:
-    """Requests that never fit, preemptions, steps."""
-    scheduler = Scheduler(manager, max_batch_tokens=manager.max_sequences + 4 * manager.max_sequence_len)
-    num_never_fit = num_steps = 0
-    waiting = next(requests, None)
-    while waiting is not None or not scheduler.is_idle:
-        while waiting is not None and scheduler.num_waiting < manager.max_sequences:
-            try:
-                scheduler.submit(waiting)
-            except NeverFits:
-                num_never_fit += 1
-                on_request()
-            waiting = next(requests, None)
-        plan = scheduler.plan()
-        while plan is not None:
-            try:
-                manager.reserve(plan.handles, plan.num_new, tokens=plan.token_ids)
-            except OutOfBlocks:
-                plan = scheduler.preempt(plan)
-            else:
-                break
-        if plan is None:
-            continue
-        manager.commit(plan.handles)
-        # Generated tokens are like no prompt's: a number of the request, above those of the prompts.
-        answers = [
-            [2**30 + (branch.request.index * 4096 + branch.request.num_generated) % 2**30] if count else []
-            for branch, count in zip(plan.branches, plan.num_logits.tolist(), strict=True)
-        ]
-        served = scheduler.advance(plan, plan.num_computed, answers, samples={}, beams={})
-        num_steps += 1
-        for request in served:
-            if request.finish_reason is not None:
-                on_request()
-    return num_never_fit, scheduler.num_preemptions, num_steps
+def _at_least_1(value: object) -> int:
+    return max(int(str(value)), 1)
