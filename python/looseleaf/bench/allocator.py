@@ -28,8 +28,7 @@ def run(settings: Settings) -> list[Measurement]:
         for one, other in zip(managed(), listed(), strict=True):
             if not np.array_equal(one, other):
                 raise AssertionError("the tables differ")
-        found.append(measure(case, "Python lists", listed, settings, is_baseline=True, calls=10))
-        found.append(measure(case, "looseleaf", managed, settings, calls=10))
+        found += measure(case, {"Python lists": listed, "looseleaf": managed}, settings, calls=10)
     return found
 
 

@@ -57,11 +57,8 @@ def run(settings: Settings, *, model: PreTrainedModel | None = None) -> list[Mea
     if not paged() == padded() == expected:
         raise AssertionError("the answers differ")
     case = f"{num_prompts} prompts, {num_new} new tokens, {type(model).__name__}, {model.dtype}".replace("torch.", "")
-    return [
-        measure(case, "transformers, one by one", alone, settings, is_baseline=True),
-        measure(case, "transformers, padded batch", padded, settings),
-        measure(case, "looseleaf engine", paged, settings),
-    ]
+    callables = {"transformers, one by one": alone, "transformers, padded batch": padded, "looseleaf engine": paged}
+    return measure(case, callables, settings)
 
 
 def _generate(model: PreTrainedModel, prompts: list[list[int]], num_new: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Measurement", "Settings", "machine", "measure"]
 
@@ -50,27 +50,38 @@ class Measurement:
 
 
 def measure(
-    case: str, who: str, call: Callable[[], object], settings: Settings, *, is_baseline: bool = False, calls: int = 1
-) -> Measurement:
-    """Time a call, after one that does not count.
+    case: str, callables: Mapping[str, Callable[[], object]], settings: Settings, *, calls: int = 1
+) -> list[Measurement]:
+    """Time callables in turn, round by round, so that what else the machine does meets all of them.
 
     Args:
-        case: as of the measurement.
-        who: as of the measurement.
-        call: what is measured; the caller checked what it returns.
+        case: as of the measurements.
+        callables: by whose they are, the baseline first; the caller checked what they return.
         settings: how often.
-        is_baseline: as of the measurement.
         calls: calls between two looks at the clock, for short ones.
     """
-    call()
-    cpu, wall = [], []
+    cpu: dict[str, list[float]] = {who: [] for who in callables}
+    wall: dict[str, list[float]] = {who: [] for who in callables}
+    for call in callables.values():
+        call()
     for _ in range(settings.repeats):
-        start_cpu, start_wall = time.process_time(), time.perf_counter()
-        for _ in range(calls):
-            call()
-        cpu.append((time.process_time() - start_cpu) / calls)
-        wall.append((time.perf_counter() - start_wall) / calls)
-    return Measurement(case=case, who=who, cpu_seconds=median(cpu), wall_seconds=median(wall), is_baseline=is_baseline)
+        for who, call in callables.items():
+            start_cpu, start_wall = time.process_time(), time.perf_counter()
+            for _ in range(calls):
+                call()
+            cpu[who].append((time.process_time() - start_cpu) / calls)
+            wall[who].append((time.perf_counter() - start_wall) / calls)
+    baseline = next(iter(callables))
+    return [
+        Measurement(
+            case=case,
+            who=who,
+            cpu_seconds=median(cpu[who]),
+            wall_seconds=median(wall[who]),
+            is_baseline=who == baseline,
+        )
+        for who in callables
+    ]
 
 
 def machine() -> dict[str, str]:
