@@ -219,6 +219,25 @@ def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None
     assert scores == sorted(scores, reverse=True)
 
 
+def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "24", "--block-size", "4", "--json"]
+    prompts = ["One prompt", "Two prompts", "And a third"]
+    documents = [
+        json.loads(runner.invoke(app, [*common, *options, *prompts]).stdout)
+        for options in (
+            ["--num-blocks", "200"],
+            ["--num-blocks", "14", "--preemption", "recompute"],
+            ["--num-blocks", "14", "--preemption", "swap", "--swap-memory", "1MiB"],
+        )
+    ]
+    answers = [[one["token_ids"] for one in document["results"]] for document in documents]
+    assert answers[0] == answers[1] == answers[2]
+    assert [document["report"]["num_preemptions"] > 0 for document in documents] == [False, True, True]
+    for document in documents:
+        total = sum(one["num_preemptions"] for one in document["results"])
+        assert total == document["report"]["num_preemptions"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -228,6 +247,8 @@ def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None
         (["--num-beams", "2", "--temperature", "1"], "temperature cannot be together"),
         (["--swap-memory", "much"], "memory cannot be 'much'"),
         (["--stream", "--json"], "cannot be given together"),
+        (["--preemption", "swap"], "--preemption swap needs --swap-memory"),
+        (["--preemption", "none"], "Invalid value for '--preemption'"),
     ],
 )
 def test_wrong_sampling_options_are_wrong_usage(folder: str, options: list[str], message: str) -> None:

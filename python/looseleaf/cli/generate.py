@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,12 @@ _S = "Sampling"
 _INSTALL = 'pip install "looseleaf[transformers]"'
 
 
+class _Preemption(StrEnum):
+    auto = "auto"
+    recompute = "recompute"
+    swap = "swap"
+
+
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: 8 that are built in.")] = None,
     *,
@@ -60,7 +67,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_S)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Likeliest tokens of so much probability.", rich_help_panel=_S)] = 1.0,
     top_k: Annotated[int, typer.Option(help="So many of the likeliest tokens; 0: all.", rich_help_panel=_S)] = 0,
-    min_p: Annotated[float, typer.Option(help="Tokens at least so likely as the best.", rich_help_panel=_S)] = 0.0,
+    min_p: Annotated[
+        float, typer.Option(help="Tokens at least so likely as the best times it.", rich_help_panel=_S)
+    ] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Of tokens that were there.", rich_help_panel=_S)] = 1.0,
     frequency_penalty: Annotated[float, typer.Option(help="For each time in the answer.", rich_help_panel=_S)] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Of tokens in the answer.", rich_help_panel=_S)] = 0.0,
@@ -72,15 +81,19 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="With --json, of so many tokens.", rich_help_panel=_S)] = None,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 1024,
     swap_memory: Annotated[str | None, typer.Option(help="Space for preempted requests, such as 1GiB.")] = None,
+    preemption: Annotated[_Preemption, typer.Option(help="What becomes of their blocks.")] = _Preemption.auto,
     no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Share no prefixes.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Answer prompts with a real model, all at once on a paged cache, and report what that cost."""
-    if num_blocks is not None and memory is not None:
-        raise typer.BadParameter("--num-blocks and --memory cannot be given together")
-    if stream and as_json:
-        raise typer.BadParameter("--stream and --json cannot be given together")
+    for problem, is_there in {
+        "--num-blocks and --memory cannot be given together": num_blocks is not None and memory is not None,
+        "--stream and --json cannot be given together": stream and as_json,
+        "--preemption swap needs --swap-memory": preemption is _Preemption.swap and swap_memory is None,
+    }.items():
+        if is_there:
+            raise typer.BadParameter(problem)
     sampling = {
         "max_tokens": max_new_tokens,
         "min_tokens": min_new_tokens,
@@ -117,6 +130,7 @@ def generate(
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             prefix_caching=not no_prefix_cache,
+            preemption=preemption.value,
             **pool,
         )
         _answer(engine, texts, params, results, stream=stream)
