@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any
 
-import pytest
 from tests.kernels import emulated
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,8 +21,6 @@ _NOWHERE = (emulated.LAUNCH(0), emulated.ALLOW(0))
 def kernel_names() -> dict[int, tuple[str, str]]:
     """The kernels of the emulated library by their addresses: symbol, and name in C++."""
     library = emulated.load()
-    if shutil.which("nm") is None:
-        pytest.skip("needs nm of binutils")
 
     def symbols(*options: str) -> list[tuple[int, str]]:
         command = ["nm", "--defined-only", *options, str(library._name)]
@@ -44,7 +41,7 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
-class Launches(TorchDispatchMode):
+class Launches(ABC, TorchDispatchMode):
     """While entered, launches of the emulated operators go to `launch`."""
 
     def __init__(self) -> None:
@@ -52,20 +49,20 @@ class Launches(TorchDispatchMode):
         self._error: Exception | None = None
         self._callbacks = emulated.LAUNCH(self._launch), emulated.ALLOW(self.allow)
 
+    @abstractmethod
     def begin(self) -> None:
         """A call of an operator begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def allow(self, address: int, num_bytes: int) -> None:
         """The call's kernels may touch this memory."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """The tensors of the call are known; what is allowed from now on is its own."""
 
+    @abstractmethod
     def launch(self, symbol: str, name: str, sizes: tuple[int, ...], parameters: bytes) -> None:
         """Do what a launch does; `sizes` are grid x and y, threads, bytes of shared memory."""
-        raise NotImplementedError
 
     def __torch_dispatch__(
         self,

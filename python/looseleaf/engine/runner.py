@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from looseleaf.errors import UnsupportedModel
+from looseleaf.errors import InvalidArgument, UnsupportedModel
 from looseleaf.integrations.transformers.attention import ATTENTION_NAME
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class Runner:
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
+            raise UnsupportedModel(f"{self._name} does not hand arguments to its attention: {error}") from error
+        except InvalidArgument as error:
+            if witness.layers:
+                raise
+            # Our attention was called, and the step did not reach it.
             raise UnsupportedModel(f"{self._name} does not hand arguments to its attention: {error}") from error
         if sorted(witness.layers) != list(range(self._num_layers)):
             raise UnsupportedModel(
