@@ -52,8 +52,7 @@ def choose(logits: Tensor, plan: Plan) -> Choices:
         logits: [sum of `plan.num_logits`, vocabulary].
         plan: of the step.
     """
-    requests = [branch.request for branch in plan.branches]
-    if all(request.is_plain and request.is_greedy and not request.samples for request in requests):
+    if plan.is_greedy:
         tokens = greedy(logits).tolist()
         if len(tokens) == len(plan.branches):
             return Choices(plan.num_computed, [[token] for token in tokens])

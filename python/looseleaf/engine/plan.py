@@ -29,6 +29,7 @@ class Plan:
             its end and for a decode row, one more for each draft, all for log-probabilities of the prompt.
         token_ids: int64, the tokens that the manager does not know yet, in order.
         drafts: proposed tokens that follow the known ones, by place in the plan.
+        is_greedy: whether each row of logits is a choice of its own, of the likeliest token; False says nothing.
     """
 
     rows: NDArray[np.int64]
@@ -39,6 +40,7 @@ class Plan:
     num_logits: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     drafts: dict[int, NDArray[np.int64]]
+    is_greedy: bool
 
     @property
     def num_tokens(self) -> int:

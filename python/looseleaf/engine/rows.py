@@ -35,12 +35,13 @@ class Rows:
         branches: whose row it is.
     """
 
-    __slots__ = ("_rows", "branches")
+    __slots__ = ("_is_greedy", "_rows", "branches")
 
     def __init__(self, most: int) -> None:
         """Make room for so many sequences."""
         self.branches: list[Branch] = []
         self._rows = np.zeros(most, dtype=_ROW)
+        self._is_greedy: bool | None = None
 
     def __len__(self) -> int:
         return len(self.branches)
@@ -61,6 +62,14 @@ class Rows:
         `last_token`: the last known token.
         """
         return self._rows[: len(self.branches)]
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each row takes the likeliest token of one row of logits, and has no samples to begin."""
+        if self._is_greedy is None:
+            requests = [branch.request for branch in self.branches]
+            self._is_greedy = all(one.is_plain and one.is_greedy and not one.samples for one in requests)
+        return self._is_greedy
 
     def pending(self) -> NDArray[np.int64]:
         """int64 [rows], tokens of each row that a step may compute now."""
@@ -86,6 +95,7 @@ class Rows:
         row = (handle, num_known, num_told, num_computed, num_held, num_capacity, last_token)
         self._rows[len(self.branches)] = row
         self.branches.append(branch)
+        self._is_greedy = None
 
     def remove(self, requests: Collection[Request]) -> None:
         """Drop the rows of requests; the others keep their order."""
@@ -93,6 +103,7 @@ class Rows:
         stays = [id(branch.request) not in leaving for branch in self.branches]
         if all(stays):
             return
+        self._is_greedy = None
         kept = self.live[stays]
         self._rows[: len(kept)] = kept
         self.branches = [branch for branch, is_kept in zip(self.branches, stays, strict=True) if is_kept]

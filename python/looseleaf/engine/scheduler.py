@@ -241,6 +241,8 @@ class Scheduler:
     def _compose(self, *, with_drafts: bool) -> Plan | None:
         live, branches = self._rows.live, self._rows.branches
         pending = self._rows.pending()
+        if self._rows.is_greedy and not self._stalled and len(pending) and (pending == 1).all():
+            return self._compose_decode(pending)
         if self._stalled:
             pending[[id(branch.request) in self._stalled for branch in branches]] = 0
         num_new = (pending == 1).astype(np.int64)
@@ -280,6 +282,23 @@ class Scheduler:
             num_logits=num_logits,
             token_ids=_unknown_tokens(chosen, chosen_branches, num_computed, drafts),
             drafts=drafts,
+            is_greedy=self._rows.is_greedy,
+        )
+
+    def _compose_decode(self, ones: NDArray[np.int64]) -> Plan:
+        """The most frequent plan in fewer operations: every row computes its last token, and needs its logits."""
+        live = self._rows.live
+        num_computed = live["num_known"].copy()
+        return Plan(
+            rows=np.arange(len(ones)),
+            branches=self._rows.branches.copy(),
+            handles=live["handle"].copy(),
+            num_new=ones,
+            num_computed=num_computed,
+            num_logits=ones,
+            token_ids=live["last_token"][live["num_told"] < num_computed],
+            drafts={},
+            is_greedy=True,
         )
 
     def _release_held(self) -> None:
