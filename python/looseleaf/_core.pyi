@@ -121,6 +121,7 @@ class BlockManager:
         reserve: int | None = None,
         namespace: Namespace | None = None,
         cache: bool = True,
+        num_spare: int | None = None,
     ) -> bool: ...
     def lookup(self, tokens: _Integers, namespace: Namespace | None = None) -> tuple[int, str]: ...
     def reserve(

@@ -106,6 +106,11 @@ class PrefixMachine(RuleBasedStateMachine):
         refusal = self.too_long(max(len(tokens), reserve or 0)) or self.full() or self.short_of(num_new + num_idle)
         can = self.manager.can_admit(tokens, reserve=reserve, namespace=namespace, cache=cache)
         assert can == (refusal is None)
+        num_left = oracle.num_available - num_new - num_idle
+        for spare in range(max(num_left - 1, 0), num_left + 2):
+            fits = can and spare <= num_left
+            arguments = {"reserve": reserve, "namespace": namespace, "cache": cache}
+            assert self.manager.can_admit(tokens, num_spare=spare, **arguments) == fits
         length = len(tokens)
         room = length <= self.longest and oracle.blocks_for(length) <= oracle.num_available and not self.full()
         assert self.manager.can_admit(length) == room

@@ -214,6 +214,7 @@ class BlockManager:
         reserve: int | None = None,
         namespace: Namespace | None = None,
         cache: bool = True,
+        num_spare: int = 0,
     ) -> bool:
         """Whether an `admit` would succeed if it came next.
 
@@ -222,6 +223,7 @@ class BlockManager:
             reserve: as for `admit`, with a prompt.
             namespace: as for `admit`, with a prompt.
             cache: as for `admit`, with a prompt.
+            num_spare: blocks that the admission must leave available, for those that run; with a prompt.
 
         Returns:
             False also where `admit` would raise another error than OutOfBlocks.
@@ -230,9 +232,9 @@ class BlockManager:
             InvalidArgument, InvalidType: an argument cannot be.
         """
         if isinstance(prompt, Iterable):
-            return self._core.can_admit_prompt(prompt, reserve, _key(namespace), cache)
-        if reserve is not None or namespace is not None or not cache:
-            raise InvalidArgument(f"prompt is {prompt}; reserve, namespace and cache need its token ids")
+            return self._core.can_admit_prompt(prompt, reserve, _key(namespace), cache, num_spare)
+        if reserve is not None or namespace is not None or not cache or num_spare:
+            raise InvalidArgument(f"prompt is {prompt}; reserve, namespace, cache and num_spare need its token ids")
         return self._core.can_admit(prompt)
 
     def lookup(self, tokens: Integers, *, namespace: Namespace | None = None) -> Lookup:

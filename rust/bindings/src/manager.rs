@@ -104,7 +104,7 @@ impl BlockManager {
         self.managed.call(py, |locked| locked.can_admit(num_tokens))
     }
 
-    #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true))]
+    #[pyo3(signature = (tokens, reserve=None, namespace=None, cache=true, num_spare=None))]
     fn can_admit_prompt(
         &self,
         py: Python<'_>,
@@ -112,11 +112,13 @@ impl BlockManager {
         reserve: Option<&Bound<'_, PyAny>>,
         namespace: Option<&Bound<'_, Namespace>>,
         #[pyo3(from_py_with = cache)] cache: bool,
+        num_spare: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<bool> {
         let tokens = self::tokens(tokens)?;
         let request = admission(&tokens, reserve, namespace, cache)?;
+        let num_spare = num_spare.map_or(Ok(0), |number| count(number, "num_spare"))?;
         self.managed
-            .call(py, |locked| locked.can_admit_prompt(&request))
+            .call(py, |locked| locked.can_admit_prompt(&request, num_spare))
     }
 
     #[pyo3(signature = (tokens, namespace=None))]

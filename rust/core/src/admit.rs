@@ -144,17 +144,18 @@ impl Locked<'_> {
         Ok(fits && self.next_place().is_ok())
     }
 
-    /// Whether this admission would succeed if it came next.
+    /// Whether this admission would succeed if it came next, and leave `num_spare` blocks available.
     ///
     /// # Errors
     /// [`Error::Corrupt`] only.
-    pub fn can_admit_prompt(&mut self, request: &Admit<'_>) -> Result<bool, Error> {
+    pub fn can_admit_prompt(&mut self, request: &Admit<'_>, num_spare: u32) -> Result<bool, Error> {
         self.begin()?;
         if self.check(request).is_err() || self.next_place().is_err() {
             return Ok(false);
         }
         let needs = self.needs(request);
-        Ok(needs.num_new + needs.num_idle_hits <= self.pool.num_free())
+        let num_taken = needs.num_new + needs.num_idle_hits;
+        Ok(num_taken.saturating_add(num_spare) <= self.pool.num_free())
     }
 
     /// How many tokens of a prompt an admission would find in the cache, and why no more. Adopts nothing.

@@ -23,7 +23,7 @@ impl Cache {
             namespace,
             ..Admit::new(tokens)
         };
-        let can = locked.can_admit_prompt(&request).expect("consistent");
+        let can = locked.can_admit_prompt(&request, 0).expect("consistent");
         let admission = locked.admit(&request);
         assert_eq!(can, admission.is_ok());
         locked.validate().expect("consistent");

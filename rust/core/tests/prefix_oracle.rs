@@ -162,7 +162,7 @@ impl Machine {
             && num_new + idle_hits <= self.oracle.credits();
 
         let mut locked = self.manager.lock().expect("not poisoned");
-        assert_eq!(locked.can_admit_prompt(&request), Ok(fits));
+        assert_eq!(locked.can_admit_prompt(&request, 0), Ok(fits));
         let found = locked.lookup(&request).expect("a valid prompt").0 as usize;
         assert_eq!(found, hits * size);
         match locked.admit(&request) {
