@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.cache.by_hand import ByHand
 
-from looseleaf import PagedKVCache
+from looseleaf import Namespace, PagedKVCache
 from looseleaf.cache.swap import SwappedIn, SwapSpace
 from looseleaf.errors import InvalidArgument, OutOfBlocks, StaleSequence
 
@@ -214,3 +214,44 @@ def test_settle_can_wait() -> None:
     assert swapped.is_done
     assert cache.stats().num_available == 8
     assert space.seconds_per_block == 0.5
+
+
+def test_a_sequence_comes_back_into_its_own_namespace() -> None:
+    cache = new_cache(num_blocks=12, prefix_caching=True)
+    space = SwapSpace(cache, num_blocks=4)
+    tokens, tenant = list(range(10, 19)), Namespace(salt="tenant")
+    own = cache.admit(tokens, namespace=tenant)
+    cache.step([own]).commit()
+    swapped = space.swap_out(own)
+    cache.manager.reset()
+    others = computed(cache, tokens)  # the same tokens of nobody's namespace
+    coming = space.swap_in(swapped, tokens, namespace=tenant, reserve=16)
+    assert not set(coming.sequence.blocks) & set(others.blocks)
+    assert len(coming.sequence.blocks) == 4
+    assert cache.manager.lookup(tokens, namespace=tenant).num_tokens == 8
+
+
+def test_what_takes_no_part_in_the_prefix_cache_comes_back_so() -> None:
+    cache = new_cache(num_blocks=12, prefix_caching=True)
+    space = SwapSpace(cache, num_blocks=4)
+    tokens = list(range(10, 19))
+    own = cache.admit(tokens, cache=False)
+    cache.step([own]).commit()
+    coming = space.swap_in(space.swap_out(own), tokens, cache=False)
+    assert coming.sequence.num_computed == 9
+    assert cache.manager.lookup(tokens).num_tokens == 0
+
+
+def test_sequences_in_flight_are_counted_until_they_are_released() -> None:
+    cache, hand = new_cache(), ByHand()
+    space = SwapSpace(cache, num_blocks=4, copier=hand)
+    swapped = space.swap_out(computed(cache, [1, 2]))
+    assert (space.num_leaving_sequences, cache.stats().num_sequences) == (1, 1)
+    hand.finish()
+    assert (space.num_leaving_sequences, cache.stats().num_sequences) == (0, 0)
+    coming = space.swap_in(swapped, [1, 2, 3])
+    assert space.num_leaving_sequences == 0
+    space.discard(coming)
+    assert space.num_leaving_sequences == 1
+    hand.finish()
+    assert (space.num_leaving_sequences, cache.stats().num_sequences) == (0, 0)

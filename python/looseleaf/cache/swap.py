@@ -19,7 +19,7 @@ from looseleaf.errors import InvalidArgument, OutOfBlocks
 from looseleaf.sizing import blocks_for_tokens, memory_budget
 
 if TYPE_CHECKING:
-    from looseleaf.allocator import Sequence
+    from looseleaf.allocator import Namespace, Sequence
     from looseleaf.allocator.manager import Integers
     from looseleaf.cache.paged import PagedKVCache
 
@@ -187,12 +187,29 @@ class SwapSpace:
         self.settle()
         return swapped
 
-    def swap_in(self, swapped: SwappedOut, tokens: Integers) -> SwappedIn:
+    @property
+    def num_leaving_sequences(self) -> int:
+        """Sequences of the pool that are released when their copies are done."""
+        self.settle()
+        return len(self._leaving) + sum(coming._is_discarded for coming in self._coming)  # noqa: SLF001 - one module
+
+    def swap_in(
+        self,
+        swapped: SwappedOut,
+        tokens: Integers,
+        *,
+        reserve: int | None = None,
+        namespace: Namespace | None = None,
+        cache: bool = True,
+    ) -> SwappedIn:
         """Begin to bring a sequence back: admit it, and copy in what the prefix cache does not have.
 
         Args:
             swapped: what `swap_out` returned, once that is done. It is used up.
             tokens: token ids of the whole sequence, int [at least `swapped.num_tokens`].
+            reserve: as for `admit`.
+            namespace: the one that it was admitted in.
+            cache: whether it takes part in the prefix cache, as when it was admitted.
 
         Returns:
             The new sequence; it may run once `is_done`. A discarded one must not be used.
@@ -206,7 +223,7 @@ class SwapSpace:
             raise InvalidArgument("swapped must be copied out, and neither discarded nor swapped in before")
         if len(tokens) < swapped.num_tokens:
             raise InvalidArgument(f"tokens must be at least the {swapped.num_tokens} swapped ones, were {len(tokens)}")
-        sequence = self._cache.admit(tokens)
+        sequence = self._cache.admit(tokens, reserve=reserve, namespace=namespace, cache=cache)
         block_size = self._cache.manager.block_size
         first = sequence.num_cached_tokens // block_size
         sources = swapped._blocks[first:]  # noqa: SLF001 - one module
