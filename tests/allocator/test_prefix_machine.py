@@ -109,8 +109,8 @@ class PrefixMachine(RuleBasedStateMachine):
         num_left = oracle.num_available - num_new - num_idle
         for spare in range(max(num_left - 1, 0), num_left + 2):
             fits = can and spare <= num_left
-            arguments = {"reserve": reserve, "namespace": namespace, "cache": cache}
-            assert self.manager.can_admit(tokens, num_spare=spare, **arguments) == fits
+            left = self.manager.can_admit(tokens, reserve=reserve, namespace=namespace, cache=cache, num_spare=spare)
+            assert left == fits
         length = len(tokens)
         room = length <= self.longest and oracle.blocks_for(length) <= oracle.num_available and not self.full()
         assert self.manager.can_admit(length) == room

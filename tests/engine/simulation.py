@@ -51,8 +51,8 @@ def reserve(scheduler: Scheduler) -> Plan | None:
     while plan is not None:
         try:
             scheduler.manager.reserve(plan.handles, plan.num_new, tokens=plan.token_ids)
-        except OutOfBlocks:
-            plan = scheduler.preempt(plan)
+        except OutOfBlocks as error:
+            plan = scheduler.preempt(plan, error)
         else:
             return plan
     return None

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
 from tests.engine.fake_model import FakeModel, assert_all_free, new_cache, new_loop, new_requests, run
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, NoRepeatNGramLogitsProcessor
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.engine.beam import BeamSearch
@@ -134,6 +134,46 @@ def test_the_engine_answers_as_transformers_and_copies_what_beams_share(
     engine.cache.manager.validate()
 
 
+@pytest.mark.parametrize(
+    ("params", "options"),
+    [
+        ({"repetition_penalty": 1.6}, {"repetition_penalty": 1.6}),
+        ({"min_tokens": 5}, {"min_new_tokens": 5}),
+        ({"logit_bias": {7: 3.0, 6: -2.0}}, {"sequence_bias": [[[7], 3.0], [[6], -2.0]]}),
+        ({"logits_processors": [NoRepeatNGramLogitsProcessor(2)]}, {"no_repeat_ngram_size": 2}),
+    ],
+    ids="-".join,
+)
+def test_what_changes_logits_changes_each_beam(
+    small_model: PreTrainedModel, params: dict[str, Any], options: dict[str, Any]
+) -> None:
+    engine = Engine(small_model, num_blocks=60, block_size=4)
+    prompts = [PROMPT, PROMPT[:4]]
+    wanted = SamplingParams(max_tokens=MAX_TOKENS, num_beams=3, n=3, **params)
+    results = engine.generate([*prompts, PROMPT], [wanted, wanted, SamplingParams(max_tokens=3, num_beams=3, n=3)])
+    found = [[result.token_ids for result in results if result.index == index] for index in range(2)]
+    beams = {"num_beams": 3, "num_return_sequences": 3}
+    assert found == [theirs(small_model, prompt, **beams, **options) for prompt in prompts]
+    plain = [theirs(small_model, prompt, **beams) for prompt in prompts]
+    assert found != plain
+    assert engine.cache.stats().num_available == 60
+
+
+def test_a_processor_that_raises_for_a_beam_ends_its_search_only(small_model: PreTrainedModel) -> None:
+    def fail(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if history.shape[1] > len(PROMPT) + 2:
+            raise LookupError
+        return scores
+
+    engine = Engine(small_model, num_blocks=60, block_size=4)
+    whole = SamplingParams(max_tokens=MAX_TOKENS, num_beams=3)
+    params = [SamplingParams(max_tokens=MAX_TOKENS, num_beams=3, logits_processors=[fail]), whole]
+    failed, other = engine.generate([PROMPT, PROMPT], params)
+    assert isinstance(failed.error, LookupError)
+    assert [other.token_ids] == theirs(small_model, PROMPT, num_beams=3)
+    assert engine.cache.stats().num_available == 60
+
+
 def test_beams_that_are_preempted_are_computed_again_and_answer_the_same() -> None:
     sizes = [(9, 20), (6, 20), (11, 20), (4, 20)]
 
@@ -143,7 +183,7 @@ def test_beams_that_are_preempted_are_computed_again_and_answer_the_same() -> No
         requests = new_requests(sizes, num_beams=3, n=3)
         for request in requests:
             request.beam = BeamSearch(request.params, frozenset())
-            request.is_plain = False
+            request.takes_one_row = False
         run(loop, requests)
         assert all(request.finish_reason == "stop" for request in requests)
         assert_all_free(cache)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from looseleaf import Engine, NeverFits, SamplingParams
-from looseleaf.errors import EmptyPrompt, InvalidArgument, InvalidType, SequenceTooLong
+from looseleaf.errors import EmptyPrompt, InvalidArgument, InvalidType, SequenceTooLong, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -321,6 +321,23 @@ def test_a_model_in_training_mode_is_refused(tiny_model: PreTrainedModel) -> Non
             new_engine(tiny_model.train())
     finally:
         tiny_model.eval()
+
+
+def test_a_model_that_is_put_into_training_mode_later_is_refused(tiny_model: PreTrainedModel) -> None:
+    engine = new_engine(tiny_model)
+    try:
+        tiny_model.train()
+        (result,) = engine.generate([[5, 6]], SamplingParams(max_tokens=2))
+        assert isinstance(result.error, InvalidArgument)
+        assert "is in training mode" in str(result.error)
+    finally:
+        tiny_model.eval()
+    assert_all_free(engine)
+
+
+def test_a_model_without_a_head_is_refused(tiny_model: PreTrainedModel) -> None:
+    with pytest.raises(UnsupportedModel, match="LlamaModel has no head for language"):
+        new_engine(tiny_model.model)
 
 
 @pytest.mark.parametrize("model", [None, "HuggingFaceTB/SmolLM2-135M"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from looseleaf.engine import Result
+    from looseleaf.engine import Report, Result
 
 MAX_TOKENS = 24
 SWAP = {"swap_memory": "8MiB", "preemption": "swap"}
@@ -39,15 +39,16 @@ def alone(
     return generate_alone(tiny_model, prompts, MAX_TOKENS, eos_token_id=None)
 
 
-def run(model: PreTrainedModel, prompts: list[list[int]], params: SamplingParams, **options: Any) -> list[Result]:
-    """The results, after a look that nothing is left behind."""
+def run(
+    model: PreTrainedModel, prompts: list[list[int]], params: SamplingParams, **options: Any
+) -> tuple[list[Result], Report]:
+    """The results and the report, after a look that nothing is left behind."""
     engine = Engine(model, block_size=8, **options)
     results = engine.generate(prompts, params)
-    run.num_preemptions = engine.report().num_preemptions  # type: ignore[attr-defined]
     stats = engine.cache.stats()
     assert (stats.num_available, stats.num_sequences) == (stats.num_blocks, 0)
     engine.cache.manager.validate()
-    return results
+    return results, engine.report()
 
 
 @pytest.mark.parametrize("speculation", [0, 3])
@@ -62,9 +63,10 @@ def test_64_prompts_in_a_pool_that_is_too_small(
     speculation: int,
 ) -> None:
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, prompt_lookup_num_tokens=speculation)
-    results = run(tiny_model, prompts, params, num_blocks=40, prefix_caching=prefix_caching, **preemption)
+    results, report = run(tiny_model, prompts, params, num_blocks=40, prefix_caching=prefix_caching, **preemption)
     assert [result.token_ids for result in results] == alone
-    assert run.num_preemptions >= 20  # type: ignore[attr-defined]
+    assert report.num_preemptions >= 20
+    assert report.num_swaps == (report.num_preemptions if preemption else 0)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 64, 512])
@@ -73,7 +75,7 @@ def test_prompts_in_chunks_of_any_size(
 ) -> None:
     number = 6 if max_batch_tokens == 1 else 20
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-    results = run(tiny_model, prompts[:number], params, num_blocks=60, max_batch_tokens=max_batch_tokens)
+    results, _ = run(tiny_model, prompts[:number], params, num_blocks=60, max_batch_tokens=max_batch_tokens)
     assert [result.token_ids for result in results] == alone[:number]
 
 
@@ -88,5 +90,5 @@ def test_beams(
 ) -> None:
     expected = generate_alone(tiny_model, prompts[:6], 10, num_beams=num_beams, eos_token_id=None)
     params = SamplingParams(max_tokens=10, num_beams=num_beams, ignore_eos=True)
-    results = run(tiny_model, prompts[:6], params, num_blocks=60, prefix_caching=prefix_caching)
+    results, _ = run(tiny_model, prompts[:6], params, num_blocks=60, prefix_caching=prefix_caching)
     assert [result.token_ids for result in results] == expected

@@ -79,8 +79,8 @@ def test_numbers_may_be_those_of_numpy() -> None:
     assert (type(params.max_tokens), type(params.temperature)) == (int, float)
 
 
-def test_only_untouched_greedy_is_plain() -> None:
-    assert SamplingParams(max_tokens=9, stop="a", stop_token_ids=(1,), ignore_eos=True, n=2, top_k=3).is_plain
+def test_only_the_likeliest_of_untouched_logits_is_greedy() -> None:
+    assert SamplingParams(max_tokens=9, stop="a", stop_token_ids=(1,), ignore_eos=True, n=2, top_k=3).is_greedy
     for fields in (
         {"temperature": 0.5},
         {"logprobs": 0},
@@ -91,4 +91,4 @@ def test_only_untouched_greedy_is_plain() -> None:
         {"logit_bias": {1: 1.0}},
         {"logits_processors": (lambda _, scores: scores,)},
     ):
-        assert not SamplingParams(max_tokens=9, **cast("Any", fields)).is_plain
+        assert not SamplingParams(max_tokens=9, **cast("Any", fields)).is_greedy

@@ -29,6 +29,7 @@ def test_preempted_requests_answer_as_if_alone(is_swapping: bool, prefix_caching
     assert [request.token_ids for request in requests] == expected(requests)
     assert loop.scheduler.num_preemptions >= 5
     assert_all_free(cache)
+    assert (sum(request.num_swaps for request in requests) >= 5) == is_swapping
     if space is not None:
         assert space.seconds_per_block is not None
         assert space.num_free == space.num_blocks
@@ -41,6 +42,8 @@ def test_a_space_that_is_full_leaves_the_rest_to_be_computed_again() -> None:
     requests = new_requests(SIZES)
     run(loop, requests)
     assert [request.token_ids for request in requests] == expected(requests)
+    num_swaps = sum(request.num_swaps for request in requests)
+    assert 0 < num_swaps < loop.scheduler.num_preemptions
     assert space.num_free == 6
     assert_all_free(cache)
 

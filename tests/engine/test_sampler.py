@@ -32,7 +32,8 @@ def new_logits(rows: int = 1, vocabulary: int = VOCABULARY, seed: int = 0) -> to
 
 def new_row(seed: int = 0, token_ids: list[int] | None = None, **params: Any) -> Row:
     token_ids = ANSWER if token_ids is None else token_ids
-    return Row(SamplingParams(max_tokens=1000, **params), PROMPT, token_ids, seed, frozenset({1, 2}))
+    history = np.array([*PROMPT, *token_ids])
+    return Row(SamplingParams(max_tokens=1000, **params), history, len(PROMPT), seed, frozenset({1, 2}))
 
 
 def distribution(logits: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
@@ -154,9 +155,9 @@ def test_greedy_takes_the_lowest_of_the_likeliest() -> None:
 
 def test_stop_tokens_are_impossible_before_min_tokens() -> None:
     logits = torch.tensor([[0.0, 9.0, 8.0, 1.0]])
-    row = Row(SamplingParams(max_tokens=9, min_tokens=2), np.array([0]), [0], 0, frozenset({1, 2}))
+    row = Row(SamplingParams(max_tokens=9, min_tokens=2), np.array([0, 0]), 1, 0, frozenset({1, 2}))
     assert sample(logits, [row]).token_ids == [3]
-    late = Row(row.params, row.prompt, [0, 0], 0, row.stop_token_ids)
+    late = Row(row.params, np.array([0, 0, 0]), 1, 0, row.stop_token_ids)
     assert sample(logits, [late]).token_ids == [1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,7 +129,9 @@ def test_speculation_changes_no_text_and_saves_steps(
     num_steps = []
     for prompt, answer in zip(prompts, expected, strict=True):
         assert token_ids(engine.generate([prompt], params)) == [answer]
-        num_steps.append(engine.report().num_steps)
+        report = engine.report()
+        num_steps.append(report.num_steps)
+        assert report.num_drafted >= report.num_accepted == 60 - report.num_steps
     assert min(num_steps) < 60
     assert_all_free(engine)
 
@@ -179,6 +182,33 @@ def test_a_processor_that_raises_ends_its_own_request(tiny_model: PreTrainedMode
     assert [len(result.token_ids) for result in results] == [8, 3, 8]
     whole = token_ids(new_engine(tiny_model).generate(prompts[:3:2], params[::2]))
     assert token_ids(results)[::2] == whole
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_processor_that_raises_for_one_sample_ends_that_sample(
+    tiny_model: PreTrainedModel, prompts: list[list[int]], failing: int
+) -> None:
+    calls = 0
+
+    def fail_when_alone(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # First all rows are tried together, then, after an error, each by itself.
+        nonlocal calls
+        if history.shape[1] == len(prompts[0]):
+            calls += 1
+            if calls == 1 or calls == failing + 1:
+                raise LookupError
+        return scores
+
+    params = SamplingParams(max_tokens=4, n=3, seed=5, temperature=1.0, ignore_eos=True)
+    engine = new_engine(tiny_model)
+    whole = token_ids(engine.generate([prompts[0]], params))
+    results = engine.generate([prompts[0]], replace(params, logits_processors=[fail_when_alone]))
+    failed = [True] * 3 if failing == 1 else [sample == failing - 1 for sample in range(3)]
+    assert [isinstance(result.error, LookupError) for result in results] == failed
+    assert [result.token_ids for result in results] == [
+        [] if is_failed else whole[n] for n, is_failed in enumerate(failed)
+    ]
     assert_all_free(engine)
 
 

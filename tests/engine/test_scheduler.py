@@ -18,7 +18,8 @@ from tests.engine.simulation import (
     run,
 )
 
-from looseleaf import NeverFits, OutOfBlocks
+from looseleaf import BlockManager, NeverFits, OutOfBlocks
+from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import EmptyPrompt, InvalidArgument, SequenceTooLong
 
 if TYPE_CHECKING:
@@ -208,6 +209,15 @@ def test_an_admission_leaves_a_reserve_unless_nobody_runs() -> None:
     assert reserve(scheduler) is not None
     assert scheduler.manager.stats().num_available >= 4
     assert scheduler.num_waiting > 0
+
+
+def test_the_reserve_is_not_bounded_by_the_longest_sequence() -> None:
+    manager = BlockManager(26 * 39 + 4, BLOCK_SIZE, max_sequences=64, max_sequence_len=40 * BLOCK_SIZE)
+    scheduler = Scheduler(manager, max_batch_tokens=2000 * BLOCK_SIZE)
+    for index in range(30):
+        scheduler.submit(other_request(index, 39 * BLOCK_SIZE, 1))
+    assert reserve(scheduler) is not None
+    assert (scheduler.num_running, manager.stats().num_available) == (25, 39 + 4), "26 would leave less than 10"
 
 
 def test_abort_gives_back_blocks_of_running_and_forgets_waiting() -> None:

@@ -110,6 +110,7 @@ def test_the_real_model_answers_the_same_when_its_requests_are_preempted(
     ]
     assert wrong == []
     assert engine.report().num_preemptions >= 2
+    assert engine.report().num_swaps == (engine.report().num_preemptions if preemption else 0)
     assert engine.cache.manager.stats().num_available == 15
     engine.cache.manager.validate()
 

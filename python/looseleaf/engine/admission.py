@@ -17,6 +17,7 @@ import numpy as np
 
 from looseleaf.engine.request import Branch
 from looseleaf.errors import OutOfBlocks, TooManySequences
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,6 +36,7 @@ __all__ = ["Admission"]
 class _Arriving:
     request: Request
     swapped: SwappedIn
+    num_capacity: int
 
 
 class Admission:
@@ -57,7 +59,7 @@ class Admission:
         self._rows = rows
         self._swap_space = swap_space
         self._num_arrived = 0
-        self._watermark = max(1, manager.num_blocks // 100) * manager.block_size
+        self._watermark = max(1, manager.num_blocks // 100)
 
     @property
     def num_leaving_blocks(self) -> int:
@@ -103,24 +105,27 @@ class Admission:
             self.arriving.remove(arriving)
             branch = arriving.request.branches[0]
             branch.sequence = arriving.swapped.sequence
-            self._run(branch, branch.history(), num_computed=branch.sequence.num_computed)
+            num_computed = branch.sequence.num_computed
+            self._run(branch, branch.history(), num_computed=num_computed, num_capacity=arriving.num_capacity)
 
-    def admit(self, budget: int) -> None:
-        """Admit from the front of the queue while a step has tokens for them."""
+    def admit(self, budget: int) -> tuple[Request, Exception] | None:
+        """Admit from the front of the queue while a step has tokens for them.
+
+        Returns:
+            Who must fail, and why: a request that is alone, and for which somebody outside holds what is missing.
+        """
         while self.waiting and budget > 0:
             request = self.waiting[0]
             tokens = self._tokens(request)
             is_alone = not (self._rows.branches or self.is_in_flight)
             if not self._may_run(request, tokens, is_alone=is_alone):
-                return
+                return None
             try:
                 budget -= self._begin(request, tokens)
             except (OutOfBlocks, TooManySequences) as error:
-                if is_alone:  # nobody here could give what is missing
-                    self.waiting.pop(0)
-                    request.fail(error)
-                return
+                return (request, error) if is_alone else None
             self.waiting.pop(0)
+        return None
 
     def drop(self, requests: Collection[Request]) -> None:
         """Forget requests; blocks that are in flight are given back when their copies are done."""
@@ -142,18 +147,19 @@ class Admission:
         return request.prompt if request.beam is not None else request.branches[0].history()
 
     def _may_run(self, request: Request, tokens: NDArray[np.int64], *, is_alone: bool) -> bool:
-        num_rows = sum(one.num_rows for one in self._rows.requests()) + len(self.arriving)
-        if num_rows + request.num_rows > self._rows.size or (
-            request.swapped is not None and not request.swapped.is_done
-        ):
+        num_rows = sum(one.num_rows for one in self._rows.requests()) + len(self.arriving) + request.num_rows
+        num_leaving = 0 if self._swap_space is None else self._swap_space.num_leaving_sequences
+        if num_rows > self._rows.size or num_rows + num_leaving > self._manager.max_sequences:
+            return False
+        if request.swapped is not None and not request.swapped.is_done:
             return False
         if is_alone:
             return True
-        needed = self._num_reserved(request, tokens) + self._watermark
+        spare = self._watermark
         if request.num_rows > 1:  # what its branches generated is computed for each of them
-            needed += request.num_rows * (request.num_generated + self._manager.block_size)
-        needed = min(needed, self._manager.max_sequence_len)
-        if not self._manager.can_admit(tokens, reserve=needed, cache=request.is_cached):
+            spare += request.num_rows * (blocks_for_tokens(request.num_generated, self._manager.block_size) + 1)
+        reserve = self._num_reserved(request, tokens)
+        if not self._manager.can_admit(tokens, reserve=reserve, cache=request.is_cached, num_spare=spare):
             return False
         return not (request.is_cached and self._is_being_computed(tokens))
 
@@ -179,14 +185,15 @@ class Admission:
 
     def _begin(self, request: Request, tokens: NDArray[np.int64]) -> int:
         """Admit a request; the tokens that a step may now compute of it."""
-        request.num_at_admission = request.num_generated
+        reserve = self._num_reserved(request, tokens)
         if request.swapped is not None and self._swap_space is not None:
-            self.arriving.append(_Arriving(request, self._swap_space.swap_in(request.swapped, tokens)))
-            request.swapped = None
+            swapped = self._swap_space.swap_in(request.swapped, tokens, reserve=reserve, cache=request.is_cached)
+            self.arriving.append(_Arriving(request, swapped, reserve))
+            request.num_at_admission, request.swapped = request.num_generated, None
             self.settle()
             return 1
-        reserve = self._num_reserved(request, tokens)
         sequence = self._manager.admit(tokens, reserve=reserve, cache=request.is_cached)
+        request.num_at_admission = request.num_generated
         branch = request.branches[0]
         if request.beam is not None and request.num_generated:
             branch = request.root = Branch(request, [])

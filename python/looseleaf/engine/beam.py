@@ -43,6 +43,7 @@ class BeamSearch:
         stop_token_ids: tokens that end an answer.
 
     Attributes:
+        token_ids: what each beam has generated.
         is_done: whether no beam has to go on.
 
     >>> from looseleaf.engine.params import SamplingParams
@@ -53,12 +54,12 @@ class BeamSearch:
     (True, [[1], [2]])
     """
 
-    __slots__ = ("_answers", "_can_improve", "_params", "_scores", "_stop_token_ids", "_tokens", "is_done")
+    __slots__ = ("_answers", "_can_improve", "_params", "_scores", "_stop_token_ids", "is_done", "token_ids")
 
     def __init__(self, params: SamplingParams, stop_token_ids: frozenset[int]) -> None:
         self._params = params
         self._stop_token_ids = stop_token_ids
-        self._tokens: list[list[int]] = [[]]
+        self.token_ids: list[list[int]] = [[]]
         self._scores = torch.zeros(1)
         self._answers: list[tuple[list[int], float]] = []
         self._can_improve = True
@@ -71,7 +72,7 @@ class BeamSearch:
             logprobs: float32 [beams, vocabulary]; the first time one row, after the prompt.
         """
         params, num_beams = self._params, self._params.num_beams
-        length = len(self._tokens[0]) + 1
+        length = len(self.token_ids[0]) + 1
         if length <= params.min_tokens and self._stop_token_ids:
             logprobs = logprobs.clone()
             stops = [token_id for token_id in self._stop_token_ids if token_id < logprobs.shape[-1]]
@@ -84,7 +85,7 @@ class BeamSearch:
         ends = [token in self._stop_token_ids or length == params.max_tokens for token in tokens]
         self._keep_answers(
             [
-                ([*self._tokens[parent], token], float(score))
+                ([*self.token_ids[parent], token], float(score))
                 for parent, token, score, is_end in zip(
                     parents[:num_beams],
                     tokens[:num_beams],
@@ -98,17 +99,17 @@ class BeamSearch:
         self._scores, order = (scores + torch.tensor(ends) * _NEVER).topk(min(num_beams, num_kept))
         chosen = order.tolist()
         step = BeamStep([parents[place] for place in chosen], [tokens[place] for place in chosen])
-        self._tokens = [
-            [*self._tokens[parent], token] for parent, token in zip(step.parents, step.token_ids, strict=True)
+        self.token_ids = [
+            [*self.token_ids[parent], token] for parent, token in zip(step.parents, step.token_ids, strict=True)
         ]
         self._decide(length, all_ended=all(ends))
         return step
 
     def best(self, number: int) -> list[tuple[list[int], float]]:
         """The best answers with their scores, the best first; beams that did not end stand behind those that did."""
-        length = max(len(self._tokens[0]), 1)
+        length = max(len(self.token_ids[0]), 1)
         scores = (self._scores / length**self._params.length_penalty).tolist()
-        unended = [(tokens, score) for tokens, score in zip(self._tokens, scores, strict=True) if score > _NEVER / 2]
+        unended = [(tokens, score) for tokens, score in zip(self.token_ids, scores, strict=True) if score > _NEVER / 2]
         return [*self._answers, *unended][:number]
 
     @property

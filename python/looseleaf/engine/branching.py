@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from looseleaf.engine.request import Branch
@@ -67,6 +68,7 @@ def advance_beams(rows: Rows, request: Request, step: BeamStep | None) -> list[R
         The request, if its branches got a token.
     """
     if step is not None:
+        request.times.first_token = request.times.first_token or perf_counter()
         _follow(rows, request, step)
         return [request]
     root = request.root
@@ -86,11 +88,9 @@ def _follow(rows: Rows, request: Request, step: BeamStep) -> None:
         if place not in used and branch.sequence is not None:  # before the forks, so that there is a place for them
             branch.sequence.release()
             branch.sequence = None
-    request.branches = [
-        Branch(request, [*before[parent].token_ids, token_id])
-        for parent, token_id in zip(step.parents, step.token_ids, strict=True)
-    ]
-    if request.beam is not None and request.beam.is_done:
+    assert request.beam is not None  # noqa: S101 - asked by the caller
+    request.branches = [Branch(request, token_ids) for token_ids in request.beam.token_ids]
+    if request.beam.is_done:
         request.finish_reason = "stop"
         request.branches += [branch for branch in before if branch.sequence is not None]  # to be released
         return

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from looseleaf.engine.logprobs import TokenLogprobs, prompt_logprobs
-from looseleaf.engine.sampler import Row, greedy, sample
+from looseleaf.engine.sampler import Row, change_logits, greedy, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from looseleaf.engine.beam import BeamStep
     from looseleaf.engine.plan import Plan
-    from looseleaf.engine.request import Request
+    from looseleaf.engine.request import Branch, Request
 
 __all__ = ["Choices", "choose"]
 
@@ -76,7 +76,7 @@ class _Chooser:
         plan, choices = self._plan, self._choices
         starts = (np.cumsum(plan.num_logits) - plan.num_logits).tolist()
         spans: list[tuple[int, Request, int, int]] = []
-        beams: dict[int, tuple[Request, list[int]]] = {}
+        beams: dict[int, tuple[Request, list[tuple[Branch, int]]]] = {}
         for place, (branch, begin) in enumerate(zip(plan.branches, starts, strict=True)):
             start, count = begin, int(plan.num_logits[place])
             request = branch.request
@@ -90,37 +90,42 @@ class _Chooser:
                     continue
                 start += count - 1  # the last row chooses
             if request.beam is not None:
-                beams.setdefault(request.arrival, (request, []))[1].append(start)
+                beams.setdefault(request.arrival, (request, []))[1].append((branch, start))
                 continue
             first = len(self._rows)
             self._add_rows(request, start, plan.drafts.get(place, ()))
             spans.append((place, request, first, len(self._rows)))
         for request, places in beams.values():
-            logprobs = torch.log_softmax(self._logits[places].float(), dim=-1)
-            assert request.beam is not None  # noqa: S101 - gathered above
-            choices.beams[request.arrival] = request.beam.advance(logprobs)
+            self._search(request, places)
         drawn = self._draw()
         for place, request, first, end in spans:
             self._hand_out(place, request, drawn[first:end])
         return choices
 
+    def _search(self, request: Request, beams: list[tuple[Branch, int]]) -> None:
+        assert request.beam is not None  # noqa: S101 - asked by the caller
+        logprobs = torch.log_softmax(self._logits[[start for _, start in beams]].float(), dim=-1)
+        if request.params.changes_logits:
+            try:
+                for scores, (branch, _) in zip(logprobs, beams, strict=True):
+                    change_logits(scores, _row(request, branch.history()))
+            except Exception as error:  # noqa: BLE001 - it is the caller's code, and becomes the request's error
+                self._choices.failed.append((request, error))
+                return
+        self._choices.beams[request.arrival] = request.beam.advance(logprobs)
+
     def _add_rows(self, request: Request, start: int, drafts: Sequence[int] | NDArray[np.int64]) -> None:
-        proposed = [int(token) for token in drafts]
+        proposed = np.asarray(drafts, dtype=np.int64)
         for number in range(len(proposed) + 1):
-            self._add_row(request, start + number, request.token_ids + proposed[:number] if number else None)
+            self._add_row(request, start + number, proposed[:number])
         for other in request.samples:
             self._add_row(other, start)
 
-    def _add_row(self, request: Request, place: int, token_ids: list[int] | None = None) -> None:
-        self._rows.append(
-            Row(
-                params=request.params,
-                prompt=request.prompt,
-                token_ids=request.token_ids if token_ids is None else token_ids,
-                seed=request.seed,
-                stop_token_ids=request.stop_token_ids,
-            )
-        )
+    def _add_row(self, request: Request, place: int, proposed: NDArray[np.int64] | None = None) -> None:
+        history = request.branches[0].history()
+        if proposed is not None and len(proposed):
+            history = np.concatenate([history, proposed])
+        self._rows.append(_row(request, history))
         self._places.append(place)
         self._owners.append(request)
 
@@ -153,19 +158,23 @@ class _Chooser:
         drafts = self._plan.drafts.get(place, ())
         own, others = drawn[: len(drafts) + 1], drawn[len(drafts) + 1 :]
         accepted = [one for one in own if one is not None]
-        if len(accepted) < len(own) or None in others:
+        if len(accepted) < len(own):
             return
         num_accepted = 1
         while num_accepted <= len(drafts) and accepted[num_accepted - 1][0] == drafts[num_accepted - 1]:
             num_accepted += 1
+        request.num_drafted += len(drafts)
+        request.num_accepted += num_accepted - 1
         self._choices.num_computed[place] -= len(own) - num_accepted
         self._choices.answers[place] = [token_id for token_id, _ in accepted[:num_accepted]]
         request.logprobs += [logprobs for _, logprobs in accepted[:num_accepted] if logprobs is not None]
-        if others:
-            self._choices.samples[request.arrival] = [one[0] for one in others if one is not None]
-            for other, one in zip(request.samples, others, strict=True):
-                if one is not None and one[1] is not None:
-                    other.logprobs.append(one[1])
+        if others:  # samples whose own processors raised do not begin
+            begun = [(other, one) for other, one in zip(request.samples, others, strict=True) if one is not None]
+            request.samples = [other for other, _ in begun]
+            self._choices.samples[request.arrival] = [token_id for _, (token_id, _) in begun]
+            for other, (_, logprobs) in begun:
+                if logprobs is not None:
+                    other.logprobs.append(logprobs)
 
     def _read_prompt(self, place: int, request: Request, start: int, count: int) -> None:
         """Log-probabilities of prompt tokens; a row tells those of the token after it."""
@@ -178,3 +187,13 @@ class _Chooser:
             first = start + max(begin, done) - begin
             rows = self._logits[first : first + len(targets)]
             request.prompt_logprobs += prompt_logprobs(rows, targets, num_top=request.params.prompt_logprobs)
+
+
+def _row(request: Request, history: NDArray[np.int64]) -> Row:
+    return Row(
+        params=request.params,
+        token_ids=history,
+        prompt_len=len(request.prompt),
+        seed=request.seed,
+        stop_token_ids=request.stop_token_ids,
+    )

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, closing
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from looseleaf.cache import PagedKVCache
 from looseleaf.cache.swap import SwapSpace
 from looseleaf.config import ModelShape
 from looseleaf.engine.loop import Loop
-from looseleaf.engine.output import Output
 from looseleaf.engine.prompts import Prompts
 from looseleaf.engine.report import Meter, Report
 from looseleaf.engine.runner import Runner
+from looseleaf.engine.stream import Stream
 from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, UnsupportedModel
 from looseleaf.integrations.transformers.attention import use_paged_attention
 from looseleaf.integrations.transformers.versions import steady_rope_len
 from looseleaf.sizing import bytes_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -63,8 +65,8 @@ class Engine:
         InvalidArgument: a number is out of range, not exactly one of `num_blocks` and `memory` is given, `preemption`
             is "swap" without `swap_memory`, or the model is not in eval mode.
         OutOfMemory: the device does not have so much memory.
-        UnsupportedModel: the model's cache has a shape that is not supported, or `max_sequence_len` is beyond what its
-            rotary embedding does for each sequence alone.
+        UnsupportedModel: the model has no head for language, its cache has a shape that is not supported, or
+            `max_sequence_len` is beyond what its rotary embedding does for each sequence alone.
 
     Example:
         >>> from looseleaf import SamplingParams
@@ -97,6 +99,8 @@ class Engine:
             raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model")
         if model.training:
             raise InvalidArgument("model must be in eval mode; call model.eval() first")
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModel(f"{type(model).__name__} has no head for language: it returns no logits")
         if preemption not in ("auto", "recompute", "swap"):
             raise InvalidArgument(f'preemption must be "auto", "recompute" or "swap", not {preemption!r}')
         if preemption == "swap" and swap_memory is None:
@@ -138,7 +142,12 @@ class Engine:
         self._prompts = Prompts(model, tokenizer)
         self._tokenizer = tokenizer
         self._lock = threading.RLock()
-        self._streams: list[_Stream] = []
+        self._is_busy = False
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="looseleaf")
+        self._opened: deque[Stream] = deque()
+        self._closed: deque[Stream] = deque()
+        self._streams: list[Stream] = []
+        self._owners: dict[Request, Stream] = {}
         self._attention = ExitStack()
         self._is_attending = False
         self._reported: list[Request] = []
@@ -211,7 +220,7 @@ class Engine:
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
     ) -> AsyncGenerator[TokenEvent, None]:
-        """Answer prompts, token by token, beside other tasks: steps run in a thread of the event loop's pool.
+        """Answer prompts, token by token, beside other tasks: steps run in a thread of the engine's own.
 
         Tasks that stream at the same time share one batch. Cancelling one drops its requests only.
 
@@ -224,62 +233,116 @@ class Engine:
         return self._loop.meter.report(self._reported)
 
     def _run(self, requests: list[Request], *, with_text: bool) -> Generator[TokenEvent, None, None]:
-        stream = _Stream(requests, self._tokenizer, with_text=with_text)
-        self._open(stream)
+        stream = Stream(requests, self._tokenizer, with_text=with_text)
         try:
+            self._opened.append(stream)
             while (events := self._pull(stream)) is not None:
                 yield from events
         finally:
             self._close(stream)
 
     async def _run_async(self, requests: list[Request]) -> AsyncGenerator[TokenEvent, None]:
-        stream = _Stream(requests, self._tokenizer, with_text=True)
-        self._open(stream)
+        stream = Stream(requests, self._tokenizer, with_text=True)
+        loop = asyncio.get_running_loop()
         try:
-            while (events := await asyncio.to_thread(self._pull, stream)) is not None:
+            self._opened.append(stream)
+            while (events := await loop.run_in_executor(self._executor, self._pull, stream)) is not None:
                 for event in events:
                     yield event
         finally:
             self._close(stream)
 
-    def _open(self, stream: _Stream) -> None:
-        with self._lock:
+    def _pull(self, stream: Stream) -> list[TokenEvent] | None:
+        """Events of a stream, those of one step at most, perhaps none; None at its end."""
+        with self._exclusive():
+            events = self._take(stream)
+            if events or not stream.outputs:
+                return events or None
+            if not self._is_attending:
+                self._attention.enter_context(use_paged_attention(self._model))
+                self._is_attending = True
+            self._deliver(self._loop.step())
+            return self._take(stream)
+
+    def _take(self, stream: Stream) -> list[TokenEvent]:
+        events, stopped = stream.take()
+        if stopped:
+            self._loop.abort(stopped)
+        return events
+
+    def _close(self, stream: Stream) -> None:
+        """Drop a stream now, or after the step that runs: a generator is closed wherever it is collected."""
+        self._closed.append(stream)
+        self._drop_closed()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Nobody else is at work, and what was opened or closed before is taken over. An error aborts all streams."""
+        try:
+            with self._lock:
+                if self._is_busy:
+                    raise LooseleafError("called from inside a step of this engine; call it afterwards")
+                self._is_busy = True
+                try:
+                    self._take_over()
+                    yield
+                except BaseException:
+                    for stream in self._streams:
+                        self._loop.abort(stream.unfinished)
+                        stream.news.update(dict.fromkeys(stream.unfinished))
+                    raise
+                finally:
+                    self._is_busy = False
+        finally:
+            self._drop_closed()
+
+    def _drop_closed(self) -> None:
+        # Who finds the lock taken leaves the rest to its holder, who comes here after giving it back.
+        while self._closed and self._lock.acquire(blocking=False):
+            try:
+                if self._is_busy:
+                    return  # called in the middle of a step, by its own thread
+                self._is_busy = True
+                try:
+                    self._take_over()
+                finally:
+                    self._is_busy = False
+            finally:
+                self._lock.release()
+
+    def _take_over(self) -> None:
+        while self._opened:
+            stream = self._opened[0]
             if not self._streams:
                 self._loop.meter, self._reported = self._new_meter(), []
             self._streams.append(stream)
+            self._opened.popleft()
             self._reported += stream.unfinished
+            self._owners |= dict.fromkeys(stream.unfinished, stream)
             for request in stream.requests:
                 try:
                     self._loop.scheduler.submit(request)
                 except LooseleafError as error:
                     self._loop.scheduler.fail([request], error)
-
-    def _pull(self, stream: _Stream) -> list[TokenEvent] | None:
-        """Events of a stream, those of one step at most, perhaps none; None at its end."""
-        with self._lock:
-            events = stream.take(self._loop)
-            if events or not stream.outputs:
-                return events or None
-            try:
-                if not self._is_attending:
-                    self._attention.enter_context(use_paged_attention(self._model))
-                    self._is_attending = True
-                self._loop.step()
-            except BaseException:
-                for other in self._streams:
-                    self._loop.abort(other.unfinished)
-                raise
-            return stream.take(self._loop)
-
-    def _close(self, stream: _Stream) -> None:
-        with self._lock:
-            if stream in self._streams:
-                self._streams.remove(stream)
+            self._deliver(self._loop.scheduler.take_news())
+        while self._closed:
+            stream = self._closed[0]
             self._loop.abort(stream.unfinished)
+            for request in stream.unfinished:
+                self._owners.pop(request, None)
+            self._streams = [other for other in self._streams if other is not stream]
+            self._closed.popleft()
             if not self._streams:
                 self._loop.scheduler.close()
+                self._owners.clear()
                 self._attention.close()
                 self._is_attending = False
+
+    def _deliver(self, news: Iterable[Request]) -> None:
+        for request in news:
+            owner = self._owners.get(request)
+            if owner is not None:
+                owner.news[request] = None
 
     def _new_meter(self) -> Meter:
         manager = self._cache.manager
@@ -288,34 +351,3 @@ class Engine:
             bytes_per_token=self._bytes_per_token,
             max_sequence_len=manager.max_sequence_len,
         )
-
-
-class _Stream:
-    """The requests of one call, and what of them was not handed out yet."""
-
-    def __init__(self, requests: list[Request], tokenizer: PreTrainedTokenizerBase | None, *, with_text: bool) -> None:
-        self.requests = requests
-        self.outputs = [
-            Output(one, tokenizer, with_text=with_text) for request in requests for one in (request, *request.samples)
-        ]
-
-    @property
-    def unfinished(self) -> list[Request]:
-        """Requests whose end was not handed out."""
-        return [output.request for output in self.outputs]
-
-    def take(self, loop: Loop) -> list[TokenEvent]:
-        """New events, in order of the prompts; requests that ended at a stop string leave the batch."""
-        events: list[TokenEvent] = []
-        ended = []
-        for output in self.outputs:
-            was_running = output.request.finish_reason is None
-            new = output.take()
-            events += new
-            if output.request.finish_reason is not None and new:
-                ended.append(output)
-                if was_running:
-                    loop.abort([output.request])
-        if ended:
-            self.outputs = [output for output in self.outputs if output not in ended]
-        return events

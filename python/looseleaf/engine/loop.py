@@ -11,6 +11,7 @@ import torch
 from looseleaf.engine.choose import choose
 from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import OutOfBlocks, UnsupportedModel
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -60,10 +61,13 @@ class Loop:
         self._swap_space = swap_space
         self._seconds_per_token: float | None = None
 
-    def step(self) -> None:
+    def step(self) -> list[Request]:
         """Run one step: its requests have more tokens afterwards, or their `finish_reason`.
 
         A model that raises ends the requests of its step with that error; the others go on.
+
+        Returns:
+            Those that have a new token or an error; some may stand there twice.
 
         Raises:
             UnsupportedModel: the model cannot be served at all; abort all requests.
@@ -72,10 +76,8 @@ class Loop:
         plan, step = self._reserve()
         if plan is not None and step is not None:
             self._compute(plan, step)
-            seconds = perf_counter() - start
-            if plan.num_tokens > 2 * len(plan.branches):
-                self._measure(seconds / plan.num_tokens)
-            self.meter.add_seconds(seconds)
+            self.meter.add_seconds(perf_counter() - start)
+        return self.scheduler.take_news()
 
     def abort(self, requests: Collection[Request]) -> None:
         """Drop requests and give back their blocks; those in flight when their copies are done."""
@@ -86,11 +88,12 @@ class Loop:
         while plan is not None:
             try:
                 return plan, self._cache.step(plan.handles, num_new=plan.num_new, tokens=plan.token_ids)
-            except OutOfBlocks:
-                plan = self.scheduler.preempt(plan)
+            except OutOfBlocks as error:
+                plan = self.scheduler.preempt(plan, error)
         return None, None
 
     def _compute(self, plan: Plan, step: Step) -> None:
+        start = perf_counter()
         try:
             rows = plan.logits_rows()
             logits = self._forward(step, None if rows is None else torch.from_numpy(rows))
@@ -100,6 +103,8 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - a model may raise anything; it becomes the error of its requests
             self.scheduler.fail(plan.requests, error)
             return
+        if plan.num_tokens > 2 * len(plan.branches):
+            self._measure((perf_counter() - start) / plan.num_tokens)
         step.commit(choices.num_computed)
         for place in np.flatnonzero(choices.num_computed < plan.num_computed).tolist():
             sequence = plan.branches[place].sequence
@@ -125,5 +130,5 @@ class Loop:
         per_block = None if self._swap_space is None else self._swap_space.seconds_per_block
         if per_block is None or self._seconds_per_token is None:
             return True
-        num_blocks = -(-num_tokens // self._cache.manager.block_size)
+        num_blocks = blocks_for_tokens(num_tokens, self._cache.manager.block_size)
         return 2 * num_blocks * per_block < num_tokens * self._seconds_per_token

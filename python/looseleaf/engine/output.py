@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from looseleaf.engine.result import Result, Timings, TokenEvent
@@ -42,8 +41,6 @@ class Output:
         The last one of an answer has its result.
         """
         request = self.request
-        if request.times.first_token is None and request.num_generated:
-            request.times.first_token = perf_counter()
         if request.beam is not None:
             return list(self._end_beams()) if request.finish_reason is not None else []
         new = request.token_ids[self._num_reported :]
@@ -67,7 +64,7 @@ class Output:
             text = "" if last is None else last.text
             if self._stream is not None:
                 text += self._stream.finish()
-                if self._stream.is_stopped:
+                if self._stream.is_stopped and request.finish_reason == "length":
                     request.finish_reason = "stop"
             result = self._result()
             events.append(
@@ -90,7 +87,6 @@ class Output:
 
     def _result(self) -> Result:
         request = self.request
-        request.times.finished = request.times.finished or perf_counter()
         text = None
         if self._tokenizer is not None:
             if self._stream is not None and self._stream.is_stopped:
@@ -116,7 +112,6 @@ class Output:
 
     def _end_beams(self) -> Iterator[TokenEvent]:
         request = self.request
-        request.times.finished = request.times.finished or perf_counter()
         assert request.beam is not None  # noqa: S101 - asked by the caller
         is_whole = request.finish_reason in ("stop", "length")
         answers: list[tuple[list[int], float | None]] = [([], None)] * request.params.n

@@ -61,7 +61,9 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt; its tokens are all computed then, and not shared.
         logits_processors: called in turn with (int64 [1, tokens], prompt and answer; float32 [1, vocabulary], logits),
             they return the logits to use: transformers' `LogitsProcessor` is one.
-        num_beams: above 1, search for the likeliest answer with so many beams, as transformers does.
+        num_beams: above 1, search for the likeliest answer with so many beams, as transformers does: greedy, without
+            `logprobs`, `prompt_logprobs`, `stop`, `prompt_lookup_num_tokens`. Penalties, biases and processors change
+            the log-probabilities of each beam.
         length_penalty: of a beam search: scores are divided by length ** it.
         early_stopping: of a beam search, as transformers': stop when `num_beams` answers have ended (True), when no
             better is expected (False), or possible ("never").
@@ -111,9 +113,7 @@ class SamplingParams:
             self._set(name, _in_range(name, getattr(self, name), low, high))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidType(f"ignore_eos must be a bool, not {self.ignore_eos!r}")
-        if self.early_stopping not in (True, False, "never") or isinstance(self.early_stopping, int | float) != (
-            isinstance(self.early_stopping, bool)
-        ):
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InvalidArgument(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
         self._set("stop_token_ids", _integers("stop_token_ids", self.stop_token_ids))
         self._set("stop", _strings("stop", self.stop))
@@ -123,7 +123,7 @@ class SamplingParams:
         self._check_together()
 
     @property
-    def is_plain(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether the likeliest token of the untouched logits is all that is asked for."""
         return self.temperature == 0 and self.logprobs is None and not self.changes_logits
 
@@ -163,11 +163,6 @@ class SamplingParams:
             "logprobs": self.logprobs is not None,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "stop": bool(self.stop),
-            "logits_processors": bool(self.logits_processors),
-            "logit_bias": bool(self.logit_bias),
-            "repetition_penalty": self.repetition_penalty != 1,
-            "frequency_penalty": self.frequency_penalty != 0,
-            "presence_penalty": self.presence_penalty != 0,
         }
         wrong = [name for name, is_given in others.items() if is_given]
         if wrong:

@@ -254,8 +254,8 @@ def _step(scheduler: Scheduler) -> list[Request] | None:
     while plan is not None:
         try:
             manager.reserve(plan.handles, plan.num_new, tokens=plan.token_ids)
-        except OutOfBlocks:
-            plan = scheduler.preempt(plan)
+        except OutOfBlocks as error:
+            plan = scheduler.preempt(plan, error)
         else:
             break
     if plan is None:

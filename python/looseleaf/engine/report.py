@@ -22,11 +22,14 @@ class Report:
         num_finished: those that came to their end.
         num_prompt_tokens: tokens of all prompts that were not refused.
         num_cached_tokens: those that were not computed, found in the prefix cache or shared by samples.
-        num_generated_tokens: tokens that were generated.
+        num_generated_tokens: tokens that were generated; those of failed requests are not counted, in none of these.
         seconds: time inside the steps: the time that a caller of `stream` takes between events is not counted.
         tokens_per_second: generated tokens by seconds; 0 before the first.
         num_steps: forward passes of the model.
         num_preemptions: how often blocks were taken from a running request.
+        num_swaps: how often they were swapped out then; the other times they were computed again.
+        num_drafted: tokens that prompt lookup proposed.
+        num_accepted: those that were right: each saved a step of its request.
         peak_running: most sequences that ran in one step.
         peak_blocks: most blocks in use in one step.
         paged_bytes: peak blocks x bytes of a block, all layers: what the keys and values really took.
@@ -47,6 +50,9 @@ class Report:
     tokens_per_second: float
     num_steps: int
     num_preemptions: int
+    num_swaps: int
+    num_drafted: int
+    num_accepted: int
     peak_running: int
     peak_blocks: int
     paged_bytes: int
@@ -105,9 +111,12 @@ class Meter:
             num_cached_tokens=sum(request.num_cached_tokens for request in accepted),
             num_generated_tokens=num_generated,
             seconds=self._seconds,
-            tokens_per_second=num_generated / self._seconds if num_generated else 0.0,
+            tokens_per_second=num_generated / self._seconds if self._seconds else 0.0,
             num_steps=self._num_steps,
             num_preemptions=sum(request.num_preemptions for request in requests),
+            num_swaps=sum(request.num_swaps for request in requests),
+            num_drafted=sum(request.num_drafted for request in requests),
+            num_accepted=sum(request.num_accepted for request in requests),
             peak_running=self._peak_running,
             peak_blocks=self._peak_blocks,
             paged_bytes=self._peak_blocks * self._block_size * self._bytes_per_token,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -86,11 +87,14 @@ class Request:
         prompt_logprobs: of each prompt token but the first, if asked for.
         num_cached_tokens: tokens of the prompt that were in the cache when it was first admitted.
         num_preemptions: how often its blocks were taken.
+        num_swaps: how often they were swapped out.
+        num_drafted: tokens that were proposed for it.
+        num_accepted: those that were right.
         times: when it was submitted, admitted, served and finished.
         arrival: its place in the order of submission; set by the scheduler.
         num_at_admission: tokens that it had generated when it was last admitted; set by the scheduler.
         swapped: where its blocks are while it is swapped out; set by the scheduler.
-        is_plain: whether it takes one token a step from one row of logits.
+        takes_one_row: whether a step of it is one token from one row of logits.
         is_greedy: whether that is the likeliest of the untouched logits.
     """
 
@@ -110,18 +114,22 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     times: Times = field(default_factory=Times)
     arrival: int = -1
     num_at_admission: int = 0
     swapped: SwappedOut | None = None
-    is_plain: bool = field(init=False)
+    takes_one_row: bool = field(init=False)
     is_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.branches = [Branch(self, [])]
         params = self.params
-        self.is_plain = self.beam is None and params.prompt_logprobs is None and not params.prompt_lookup_num_tokens
-        self.is_greedy = params.is_plain
+        speculates = params.prompt_lookup_num_tokens > 0
+        self.takes_one_row = self.beam is None and params.prompt_logprobs is None and not speculates
+        self.is_greedy = params.is_greedy
 
     @property
     def token_ids(self) -> list[int]:
@@ -141,7 +149,7 @@ class Request:
     @property
     def num_rows(self) -> int:
         """Sequences that it may hold at once."""
-        return max(self.params.num_beams, 1)
+        return self.params.num_beams
 
     @property
     def num_left(self) -> int:
@@ -165,6 +173,8 @@ class Request:
     def accept(self, token_ids: PySequence[int]) -> None:
         """Take generated tokens up to the one that ends it."""
         answer = self.branches[0].token_ids
+        if not answer:
+            self.times.first_token = perf_counter()
         for token_id in token_ids:
             answer.append(token_id)
             if token_id in self.stop_token_ids:
@@ -178,4 +188,5 @@ class Request:
         """End it with an error, and its samples that have not begun."""
         for one in (self, *self.samples):
             one.finish_reason, one.error = "error", error
+            one.times.finished = perf_counter()
         self.samples = []

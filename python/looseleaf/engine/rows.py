@@ -68,7 +68,7 @@ class Rows:
         """Whether each row takes the likeliest token of one row of logits, and has no samples to begin."""
         if self._is_greedy is None:
             requests = [branch.request for branch in self.branches]
-            self._is_greedy = all(one.is_plain and one.is_greedy and not one.samples for one in requests)
+            self._is_greedy = all(one.takes_one_row and one.is_greedy and not one.samples for one in requests)
         return self._is_greedy
 
     def pending(self) -> NDArray[np.int64]:

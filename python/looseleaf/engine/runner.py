@@ -49,6 +49,8 @@ class Runner:
         Raises:
             UnsupportedModel: the model did not call our attention once in every layer.
         """
+        if self._model.training:
+            raise InvalidArgument(f"{self._name} is in training mode; call model.eval() first")
         rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
         if self._is_checked:
             return self._call(step, rows, step)
@@ -58,12 +60,11 @@ class Runner:
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise UnsupportedModel(f"{self._name} does not hand arguments to its attention: {error}") from error
+            raise self._unsupported() from error
         except InvalidArgument as error:
             if witness.layers:
                 raise
-            # Our attention was called, and the step did not reach it.
-            raise UnsupportedModel(f"{self._name} does not hand arguments to its attention: {error}") from error
+            raise self._unsupported() from error  # our attention was called, and the step did not reach it
         if sorted(witness.layers) != list(range(self._num_layers)):
             raise UnsupportedModel(
                 f"{self._name} called {ATTENTION_NAME} for layers {sorted(witness.layers)}, expected once for each of "
@@ -73,6 +74,12 @@ class Runner:
             raise UnsupportedModel(f"{self._name} ignores logits_to_keep")
         self._is_checked = True
         return logits
+
+    def _unsupported(self) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self._name} does not hand arguments to its attention, which the engine needs; model.generate() with "
+            "PagedCache does not"
+        )
 
     @property
     def _name(self) -> str:

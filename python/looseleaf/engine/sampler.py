@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from looseleaf.engine.params import SamplingParams
 
-__all__ = ["Row", "Sampled", "greedy", "sample"]
+__all__ = ["Row", "Sampled", "change_logits", "greedy", "sample"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,17 +29,22 @@ class Row:
 
     Attributes:
         params: what was asked.
-        prompt: int64 [prompt_len].
-        token_ids: what was generated before this choice, drafts included.
+        token_ids: int64, prompt and what was generated before this choice, drafts included.
+        prompt_len: tokens of the prompt.
         seed: of the draws.
         stop_token_ids: tokens that must not come before `params.min_tokens` were generated.
     """
 
     params: SamplingParams
-    prompt: NDArray[np.int64]
-    token_ids: Sequence[int]
+    token_ids: NDArray[np.int64]
+    prompt_len: int
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that were generated before this choice."""
+        return len(self.token_ids) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +102,7 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
 
     >>> import torch
     >>> from looseleaf.engine.params import SamplingParams
-    >>> row = Row(SamplingParams(max_tokens=1, temperature=1.0, top_k=1), np.array([1]), [])
+    >>> row = Row(SamplingParams(max_tokens=1, temperature=1.0, top_k=1), np.array([1]), 1)
     >>> sample(torch.tensor([[0.0, 2.0, 1.0]]), [row]).token_ids
     [1]
     """
@@ -106,7 +111,7 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
         changed = logits.to(torch.float32, copy=True)
         for row, scores in zip(rows, changed, strict=True):
             if row.params.changes_logits:
-                _change(scores, row)
+                change_logits(scores, row)
     chosen_ids = _choose(changed, rows)
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     asked = [place for place, row in enumerate(rows) if row.params.logprobs is not None]
@@ -122,7 +127,7 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
 def _choose(scores: Tensor, rows: Sequence[Row]) -> list[int]:
     drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
     params = [rows[place].params for place in drawn]
-    numbers = [uniform(rows[place].seed, len(rows[place].token_ids)) for place in drawn]
+    numbers = [uniform(rows[place].seed, rows[place].num_generated) for place in drawn]
     if drawn and len(drawn) == len(rows):
         token_ids = draw(scores, params, numbers)
     else:
@@ -133,8 +138,16 @@ def _choose(scores: Tensor, rows: Sequence[Row]) -> list[int]:
     return chosen
 
 
-def _change(scores: Tensor, row: Row) -> None:
-    """Apply to one row, in place, what looks at its own tokens."""
+def change_logits(scores: Tensor, row: Row) -> None:
+    """Apply to one row, in place, what looks at its own tokens: processors, biases, `min_tokens`, penalties.
+
+    Args:
+        scores: float32 [vocabulary]: logits, or log-probabilities of a beam search, as transformers does.
+        row: whose they are.
+
+    Raises:
+        As `sample`.
+    """
     params = row.params
     if params.logits_processors:
         _process(scores, row)
@@ -143,16 +156,16 @@ def _change(scores: Tensor, row: Row) -> None:
         if max(token_ids) >= len(scores):
             raise InvalidArgument(f"logit_bias must be for token ids below {len(scores)}, not {max(token_ids)}")
         scores[token_ids] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
-    if len(row.token_ids) < params.min_tokens and row.stop_token_ids:
+    if row.num_generated < params.min_tokens and row.stop_token_ids:
         scores[[token_id for token_id in row.stop_token_ids if token_id < len(scores)]] = -torch.inf
     if params.repetition_penalty != 1:
         # A token that stands there twice is looked up twice and written twice, with the same value.
-        seen = torch.from_numpy(np.concatenate([row.prompt, np.array(row.token_ids, np.int64)])).to(scores.device)
+        seen = torch.from_numpy(row.token_ids).to(scores.device)
         values = scores[seen]
         penalty = params.repetition_penalty
         scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if (params.frequency_penalty or params.presence_penalty) and row.token_ids:
-        generated, counts = np.unique(np.array(row.token_ids, np.int64), return_counts=True)
+    if (params.frequency_penalty or params.presence_penalty) and row.num_generated:
+        generated, counts = np.unique(row.token_ids[row.prompt_len :], return_counts=True)
         amount = params.frequency_penalty * counts + params.presence_penalty
         places = torch.from_numpy(generated).to(scores.device)
         scores[places] -= torch.tensor(amount, dtype=torch.float32, device=scores.device)
@@ -160,7 +173,7 @@ def _change(scores: Tensor, row: Row) -> None:
 
 def _process(scores: Tensor, row: Row) -> None:
     """Let the caller's processors change one row."""
-    history = torch.tensor([[*row.prompt.tolist(), *row.token_ids]], device=scores.device)
+    history = torch.from_numpy(row.token_ids).to(scores.device, copy=True)[None]  # theirs: they may write into it
     for processor in row.params.logits_processors:
         returned = processor(history, scores[None])
         if not isinstance(returned, torch.Tensor):

@@ -13,6 +13,7 @@ least, and all requests end.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.draft import propose
 from looseleaf.engine.plan import Plan
 from looseleaf.engine.rows import Rows
-from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, OutOfBlocks, SequenceTooLong
+from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, SequenceTooLong
 from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from looseleaf.cache.swap import SwapSpace
     from looseleaf.engine.beam import BeamStep
     from looseleaf.engine.request import Branch, Request
+    from looseleaf.errors import OutOfBlocks
 
 __all__ = ["Scheduler"]
 
@@ -66,10 +68,10 @@ class Scheduler:
         self.manager = manager
         self._max_batch_tokens = max_batch_tokens
         self._prefers_swap = prefers_swap
-        self._swap_space = swap_space
         self._rows = Rows(min(manager.max_sequences, max_batch_tokens))
         self._admission = Admission(manager, self._rows, swap_space)
         self._stalled: set[int] = set()
+        self._news: list[Request] = []
         self.num_preemptions = 0
 
     @property
@@ -130,17 +132,23 @@ class Scheduler:
             self._admission.settle()
             self._release_held()
             if self._admission.waiting:
-                self._admission.admit(self._max_batch_tokens - int(self._rows.pending().sum()))
+                refused = self._admission.admit(self._max_batch_tokens - int(self._rows.pending().sum()))
+                if refused is not None:
+                    self.fail([refused[0]], refused[1])
             plan = self._compose(with_drafts=True)
             if plan is not None or not self._admission.is_in_flight:
                 return plan
             self._admission.settle(wait=True)
 
-    def preempt(self, plan: Plan) -> Plan | None:
+    def preempt(self, plan: Plan, error: OutOfBlocks) -> Plan | None:
         """Make room after `reserve` had not enough blocks for a plan, and plan again.
 
         Drafts go first, then the blocks of the newest request that may be preempted, never those of the oldest; then
         the newest requests that need a block sit this step out.
+
+        Args:
+            plan: the newest.
+            error: what `reserve` raised; a request that is alone ends with it.
 
         Returns:
             What to try now; None: nothing can run without blocks that somebody else holds, or that are in flight; call
@@ -167,8 +175,7 @@ class Scheduler:
         if len(running) > 1:
             self._preempt(running[-1])
         else:
-            available = self.manager.stats().num_available  # somebody else holds the blocks that are missing
-            self.fail(running, OutOfBlocks(available + 1, available, 0))
+            self.fail(running, error)  # somebody else holds the blocks that are missing
         return None
 
     def advance(
@@ -212,7 +219,13 @@ class Scheduler:
         for request in searches.values():
             served += branching.advance_beams(self._rows, request, beams.get(request.arrival))
         self._leave([request for request in served if request.finish_reason])
+        self._news += served
         return served
+
+    def take_news(self) -> list[Request]:
+        """Requests that got a token or failed since the last call; some may stand there twice."""
+        news, self._news = self._news, []
+        return news
 
     def abort(self, requests: Collection[Request]) -> None:
         """Drop requests, waiting or running, and give back their blocks; unknown and finished ones are left alone.
@@ -231,6 +244,7 @@ class Scheduler:
     def fail(self, requests: Collection[Request], error: Exception) -> None:
         """End requests with an error, samples that have not begun among them; their blocks are given back."""
         for request in requests:
+            self._news += (request, *request.samples)
             request.fail(error)
         self.abort(requests)
 
@@ -258,7 +272,7 @@ class Scheduler:
         num_logits = (num_computed == chosen["num_known"]).astype(np.int64)
         drafts: dict[int, NDArray[np.int64]] = {}
         left = self._max_batch_tokens - int(num_new.sum())
-        for place in [place for place, branch in enumerate(chosen_branches) if not branch.request.is_plain]:
+        for place in [place for place, branch in enumerate(chosen_branches) if not branch.request.takes_one_row]:
             branch, request = chosen_branches[place], chosen_branches[place].request
             if request.params.prompt_logprobs is not None and chosen["num_computed"][place] < len(request.prompt):
                 num_logits[place] = num_new[place]
@@ -318,14 +332,18 @@ class Scheduler:
         num_computed = int(self._rows.live["num_computed"][row])
         self._rows.remove([request])
         is_swapped = request.beam is None and (self._prefers_swap is None or self._prefers_swap(num_computed))
-        if not (is_swapped and self._admission.swap_out(request)):
+        if is_swapped and self._admission.swap_out(request):
+            request.num_swaps += 1
+        else:
             self._give_up(request)
         self._admission.put_back(request)
 
     def _leave(self, requests: Collection[Request]) -> None:
         if requests:
             self._rows.remove(requests)
+            now = perf_counter()
             for request in requests:
+                request.times.finished = request.times.finished or now
                 self._give_up(request)
 
     def _give_up(self, request: Request) -> None:

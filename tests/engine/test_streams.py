@@ -1,0 +1,144 @@
+"""Calls that are open together: who may stop, open and close when, and what a step costs them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.engine.test_engine import assert_all_free
+
+from looseleaf import Engine, SamplingParams
+from looseleaf.engine.output import Output
+from looseleaf.errors import LooseleafError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from looseleaf.engine import TokenEvent
+
+
+def calling(hook: Callable[[], object], **params: object) -> SamplingParams:
+    """Greedy, with a hook that runs inside every step."""
+
+    def process(_history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        hook()
+        return scores
+
+    return SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "logits_processors": [process]} | params)  # type: ignore[arg-type]
+
+
+def test_a_stream_that_is_closed_inside_a_step_is_dropped_after_it(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    plain = SamplingParams(max_tokens=8, ignore_eos=True)
+    expected = engine.generate([[9, 8, 7], [5, 6]], plain)
+    first = engine.stream([[3, 4, 5]], SamplingParams(max_tokens=100, ignore_eos=True))
+    next(first)
+    results = engine.generate([[9, 8, 7], [5, 6]], [calling(first.close), plain])
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+    assert list(first) == []
+    assert_all_free(engine)
+
+
+def test_a_stream_that_is_collected_inside_a_step_is_dropped_after_it(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    plain = SamplingParams(max_tokens=8, ignore_eos=True)
+    expected = engine.generate([[9, 8, 7], [5, 6]], plain)
+
+    def forget() -> None:
+        cycle: list[object] = [engine.stream([[3, 4, 5]], SamplingParams(max_tokens=100, ignore_eos=True))]
+        next(cycle[0])  # type: ignore[call-overload]
+        cycle.append(cycle)
+
+    gc.disable()
+    try:
+        forget()
+        assert engine.cache.stats().num_sequences == 1
+        results = engine.generate([[9, 8, 7], [5, 6]], [calling(gc.collect), plain])
+    finally:
+        gc.enable()
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+    assert_all_free(engine)
+
+
+def test_a_call_from_inside_a_step_is_refused(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    other = SamplingParams(max_tokens=3, ignore_eos=True)
+    (failed, whole) = engine.generate([[3, 4], [5, 6]], [calling(lambda: engine.generate([[7]], other)), other])
+    assert isinstance(failed.error, LooseleafError)
+    assert "from inside a step" in str(failed.error)
+    assert (whole.error, len(whole.token_ids)) == (None, 3)
+    assert_all_free(engine)
+
+
+def test_tasks_open_and_leave_streams_while_a_step_runs(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        assert goes_on.wait(timeout=60)
+
+    async def answer(params: SamplingParams) -> list[TokenEvent]:
+        return [event async for event in engine.stream_async([[3, 4, 5]], params)]
+
+    async def everyone() -> tuple[list[TokenEvent], list[TokenEvent]]:
+        first = asyncio.create_task(answer(calling(wait)))
+        assert await asyncio.to_thread(entered.wait, 60)
+        second = asyncio.create_task(answer(SamplingParams(max_tokens=5, ignore_eos=True)))
+        leaving = asyncio.create_task(answer(SamplingParams(max_tokens=5, ignore_eos=True)))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving  # the step still waits for us
+        goes_on.set()
+        return await first, await second
+
+    first, second = asyncio.run(everyone())
+    assert (len(first), len(second)) == (8, 5)
+    assert_all_free(engine)
+
+
+def test_a_step_looks_at_nobody_who_waits(tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks, take = 0, Output.take
+
+    def counting(output: Output) -> list[TokenEvent]:
+        nonlocal num_looks
+        num_looks += 1
+        return take(output)
+
+    monkeypatch.setattr(Output, "take", counting)
+    engine = Engine(tiny_model, num_blocks=60, max_sequences=2)
+    results = engine.generate([[3 + number] for number in range(40)], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert sum(len(result.token_ids) for result in results) == 200
+    assert num_looks == 200
+
+
+def test_times_are_those_of_the_steps_and_not_of_the_reader(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    late, early = engine.stream([[3, 4]], params), engine.stream([[5, 6, 7]], params)
+    start = perf_counter()
+    events = [next(late)]
+    list(early)  # runs all steps of both
+    seconds = perf_counter() - start
+    sleep(0.01)
+    events += late
+    assert events[-1].result is not None
+    timings = events[-1].result.timings
+    assert timings.first_token is not None
+    assert timings.first_token < timings.finished <= seconds
+
+
+def test_a_report_may_be_asked_for_inside_the_first_step(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    reports = []
+    engine.generate([[3, 4]], calling(lambda: reports.append(engine.report())))
+    assert reports[0].tokens_per_second == 0
+    assert [report.num_generated_tokens for report in reports] == list(range(8))
