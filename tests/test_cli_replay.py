@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -153,6 +155,15 @@ def test_a_table_for_people(trace: Path, lengths: Path) -> None:
     assert "trace.jsonl: 300 requests" in result.stdout
     assert "lengths.csv: 120 requests" in result.stdout
     assert result.stderr == ""
+
+
+def test_a_replay_needs_no_torch(lengths: Path) -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None"
+    command = [sys.executable, "-c", f"{code}; import looseleaf.cli; looseleaf.cli.main()", "replay", str(lengths)]
+    options = ["--json", "--num-blocks", "60", "--max-requests", "9"]
+    result = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == replayed(lengths, *options[1:])
 
 
 def test_what_is_no_trace_is_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def replay(
     if step_ms is not None and max_sequences == 1:
         raise typer.BadParameter("--step-ms needs --max-sequences above 1")
     step_seconds = None if step_ms is None else step_ms / 1000
-    from looseleaf.engine.replay import Replay, read_trace  # noqa: PLC0415 - the engine imports torch
+    from looseleaf.engine.replay import Replay, read_trace  # noqa: PLC0415 - for a faster start
 
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
