@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from looseleaf.cli.app import app
-from looseleaf.engine.replay import Entry, Replay, read_trace
+from looseleaf.engine.replay import Replay
+from looseleaf.engine.trace import Entry, read_trace
 from looseleaf.errors import InvalidArgument
 from traces import conversations
 

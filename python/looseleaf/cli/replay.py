@@ -57,7 +57,8 @@ def replay(
     if step_ms is not None and max_sequences == 1:
         raise typer.BadParameter("--step-ms needs --max-sequences above 1")
     step_seconds = None if step_ms is None else step_ms / 1000
-    from looseleaf.engine.replay import Replay, read_trace  # noqa: PLC0415 - for a faster start
+    from looseleaf.engine.replay import Replay  # noqa: PLC0415 - for a faster start
+    from looseleaf.engine.trace import read_trace  # noqa: PLC0415
 
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
