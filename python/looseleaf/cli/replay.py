@@ -66,7 +66,7 @@ def replay(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for path in traces:
             entries = read_trace(path)[:max_requests]
-            has_ids = bool(entries) and entries[0].ids is not None
+            has_ids = any(entry.ids is not None for entry in entries)
             sizes = block_size or [512 if has_ids else 16]
             ready = Replay(entries, sizes)
             found[path.name] = []
