@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from looseleaf.config import dtype_name
+from looseleaf.engine import SamplingParams
 from looseleaf.errors import InvalidArgument, MissingPackage
 from looseleaf.sizing import format_bytes, parse_memory
 
 if TYPE_CHECKING:
-    from looseleaf.engine import Engine, Report, Result, SamplingParams, TokenEvent
+    from looseleaf.engine import Engine, Report, Result, TokenEvent
 
 __all__ = ["generate"]
 
@@ -39,6 +40,7 @@ _PROMPTS = (
 _MEMORY = "1GiB"
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _S = "Sampling"
+_BIAS = "ID=NUMBER: added to the logit of a token id; may be repeated."
 _INSTALL = 'pip install "looseleaf[transformers]"'
 
 
@@ -46,6 +48,16 @@ class _Preemption(StrEnum):
     auto = "auto"
     recompute = "recompute"
     swap = "swap"
+
+
+class _EarlyStopping(StrEnum):
+    false = "false"
+    true = "true"
+    never = "never"
+
+    @property
+    def value_of_params(self) -> bool | Literal["never"]:
+        return "never" if self is _EarlyStopping.never else self is _EarlyStopping.true
 
 
 def generate(
@@ -73,12 +85,26 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Of tokens that were there.", rich_help_panel=_S)] = 1.0,
     frequency_penalty: Annotated[float, typer.Option(help="For each time in the answer.", rich_help_panel=_S)] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Of tokens in the answer.", rich_help_panel=_S)] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help=_BIAS, rich_help_panel=_S)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.", rich_help_panel=_S)] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to each prompt.", rich_help_panel=_S)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer.", rich_help_panel=_S)] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token id that ends an answer.", rich_help_panel=_S)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end.", rich_help_panel=_S)
+    ] = False,
     num_beams: Annotated[int, typer.Option(help="Beams of a search; 1: none.", rich_help_panel=_S)] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of beams: the higher, the longer the answers.", rich_help_panel=_S)
+    ] = 1.0,
+    early_stopping: Annotated[
+        _EarlyStopping, typer.Option(help="When a beam search ends, as in transformers.", rich_help_panel=_S)
+    ] = _EarlyStopping.false,
     prompt_lookup: Annotated[int, typer.Option(help="Draft tokens of a step; 0: none.", rich_help_panel=_S)] = 0,
     logprobs: Annotated[int | None, typer.Option(help="With --json, of so many tokens.", rich_help_panel=_S)] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for prompts.", rich_help_panel=_S)] = None,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 1024,
     swap_memory: Annotated[str | None, typer.Option(help="Space for preempted requests, such as 1GiB.")] = None,
     preemption: Annotated[_Preemption, typer.Option(help="What becomes of their blocks.")] = _Preemption.auto,
@@ -94,24 +120,30 @@ def generate(
     }.items():
         if is_there:
             raise typer.BadParameter(problem)
-    sampling = {
-        "max_tokens": max_new_tokens,
-        "min_tokens": min_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "seed": seed,
-        "n": n,
-        "stop": stop or (),
-        "num_beams": num_beams,
-        "prompt_lookup_num_tokens": prompt_lookup,
-        "logprobs": logprobs,
-    }
     try:
+        params = SamplingParams(
+            max_tokens=max_new_tokens,
+            min_tokens=min_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=_read_bias(logit_bias or []),
+            seed=seed,
+            n=n,
+            stop=stop or (),
+            stop_token_ids=stop_token_id or (),
+            ignore_eos=ignore_eos,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping.value_of_params,
+            prompt_lookup_num_tokens=prompt_lookup,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
         dtype = dtype_name(dtype)
         pool = {"num_blocks": num_blocks, "memory": None if num_blocks else parse_memory(memory or _MEMORY)}
         pool["swap_memory"] = None if swap_memory is None else parse_memory(swap_memory)
@@ -123,7 +155,6 @@ def generate(
     is_interrupted = False
     try:
         _check_packages()
-        params = _params(sampling)
         engine = _load_engine(
             model,
             dtype,
@@ -165,6 +196,17 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     return prompts
 
 
+def _read_bias(given: list[str]) -> dict[int, float] | None:
+    bias = {}
+    for one in given:
+        token_id, _, number = one.partition("=")
+        try:
+            bias[int(token_id)] = float(number)
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias must be ID=NUMBER, not {one!r}") from None
+    return bias or None
+
+
 def _check_packages() -> None:
     try:
         import torch  # noqa: F401, PLC0415 - takes seconds; transformers without it prints a warning
@@ -173,15 +215,6 @@ def _check_packages() -> None:
         if error.name not in {"torch", "transformers"}:
             raise
         raise MissingPackage(error.name, _INSTALL) from error
-
-
-def _params(sampling: dict[str, Any]) -> SamplingParams:
-    from looseleaf.engine import SamplingParams  # noqa: PLC0415 - imports torch
-
-    try:
-        return SamplingParams(**sampling)
-    except InvalidArgument as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
@@ -266,6 +299,7 @@ def _show_json(prompts: list[str], results: list[Result], report: Report, num_bl
             "num_preemptions": result.num_preemptions,
             "timings": asdict(result.timings),
             "logprobs": [asdict(one) for one in result.logprobs] or None,
+            "prompt_logprobs": [asdict(one) for one in result.prompt_logprobs] or None,
         }
         for result in results
     ]
