@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from looseleaf import ops
+from looseleaf.bench import Settings, attention
 from looseleaf.cli.app import app
 
 if TYPE_CHECKING:
@@ -34,6 +37,25 @@ def test_every_figure_stands_beside_its_baseline(subject: str, num_rows: int) ->
         for row in of_case:
             assert row["ratio"] == pytest.approx(baseline["cpu_seconds"] / row["cpu_seconds"])
             assert row["wall_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-4), (torch.float16, 8e-3), (torch.bfloat16, 8e-3)], ids=str
+)
+def test_attention_that_is_a_little_wrong_is_not_timed(
+    dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(repeats=1, is_quick=True)
+    assert len(attention.run(settings, dtype=dtype)) == 6
+    attend = ops.attend
+
+    def wrong(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(*arguments, **options)
+        return out + error, lse
+
+    monkeypatch.setattr(ops, "attend", wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        attention.run(settings, dtype=dtype)
 
 
 def test_a_table_for_people_and_a_plot(tmp_path: Path) -> None:
