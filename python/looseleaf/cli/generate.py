@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from looseleaf.cli.answers import Lines, show_answers, show_json, show_report
 from looseleaf.config import dtype_name
 from looseleaf.engine import SamplingParams
 from looseleaf.errors import InvalidArgument, MissingPackage
-from looseleaf.sizing import format_bytes, parse_memory
+from looseleaf.sizing import parse_memory
 
 if TYPE_CHECKING:
-    from looseleaf.engine import Engine, Report, Result, TokenEvent
+    from looseleaf.engine import Engine, Result
 
 __all__ = ["generate"]
 
@@ -171,11 +169,11 @@ def generate(
         results.sort(key=lambda result: (result.index, result.sample))
         report, num_blocks = engine.report(), engine.cache.manager.num_blocks
         if as_json:
-            _show_json(texts, results, report, num_blocks)
+            show_json(texts, results, report, num_blocks)
         else:
             if not stream:
-                _show_answers(texts, results)
-            _show_report(report, num_blocks)
+                show_answers(texts, results)
+            show_report(report, num_blocks)
     if is_interrupted:
         typer.echo("looseleaf: interrupted", err=True)
         raise typer.Exit(_EXIT_INTERRUPTED)
@@ -246,7 +244,7 @@ def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results:
     ):
         tokens = progress.add_task("tokens", total=num_answers * max_tokens)
         answers = progress.add_task("answers", total=num_answers)
-        lines = _Lines()
+        lines = Lines()
         for event in events:
             if stream:
                 if is_alone:
@@ -258,84 +256,3 @@ def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results:
                 results.append(event.result)
                 progress.advance(answers)
                 progress.advance(tokens, max_tokens - len(event.result.token_ids))
-
-
-class _Lines:
-    """Several answers at once: each of their lines as soon as it is whole, with the answer's number."""
-
-    def __init__(self) -> None:
-        self._begun: dict[tuple[int, int], str] = {}
-
-    def add(self, event: TokenEvent) -> None:
-        """Print what became whole."""
-        key = event.index, event.sample
-        *whole, rest = (self._begun.get(key, "") + event.text).split("\n")
-        self._begun[key] = rest
-        if event.result is not None and rest:
-            whole.append(rest)
-        if event.result is not None and event.result.error is not None:
-            whole.append(f"refused: {event.result.error}")
-        for line in whole:
-            typer.echo(f"[{_number(event)}] {line}")
-
-
-def _number(answer: Result | TokenEvent) -> str:
-    return f"{answer.index + 1}" + (f".{answer.sample + 1}" if answer.sample else "")
-
-
-def _show_json(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
-    answers = [
-        {
-            "index": result.index,
-            "prompt": prompts[result.index],
-            "text": result.text,
-            "finish_reason": result.finish_reason,
-            "error": str(result.error) if result.error else None,
-            "num_prompt_tokens": len(result.prompt_token_ids),
-            "token_ids": result.token_ids,
-            "sample": result.sample,
-            "score": result.score,
-            "num_cached_tokens": result.num_cached_tokens,
-            "num_preemptions": result.num_preemptions,
-            "timings": asdict(result.timings),
-            "logprobs": [asdict(one) for one in result.logprobs] or None,
-            "prompt_logprobs": [asdict(one) for one in result.prompt_logprobs] or None,
-        }
-        for result in results
-    ]
-    document = {"results": answers, "report": asdict(report) | {"num_blocks": num_blocks}}
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
-
-
-def _show_answers(prompts: list[str], results: list[Result]) -> None:
-    for result in results:
-        typer.secho(f"[{_number(result)}] {prompts[result.index]}", bold=True)
-        typer.echo(f"{result.text}\n" if result.error is None else f"refused: {result.error}\n")
-
-
-def _show_report(report: Report, num_blocks: int) -> None:
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in _rows(report, num_blocks):
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
-    return [
-        ("requests finished", f"{report.num_finished} of {report.num_requests}"),
-        ("prompt tokens", f"{report.num_prompt_tokens:,}"),
-        ("of them in the cache", f"{report.num_cached_tokens:,}"),
-        ("generated tokens", f"{report.num_generated_tokens:,}"),
-        ("time", f"{report.seconds:.2f} s"),
-        ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
-        ("steps", f"{report.num_steps:,}"),
-        ("preemptions", f"{report.num_preemptions:,}"),
-        ("most sequences at once", f"{report.peak_running}"),
-        ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
-        ("KV cache, paged", format_bytes(report.paged_bytes)),
-        ("KV cache, contiguous for the longest request", format_bytes(report.padded_bytes)),
-        ("KV cache, contiguous for the longest sequence", format_bytes(report.contiguous_bytes)),
-        ("slots in use without a token", f"{report.wasted_slots_percent:.1f} %"),
-    ]
