@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,26 @@ def test_a_plot_without_matplotlib_is_one_message(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 1
     assert "pip install matplotlib" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "package"), [("attention", "torch"), ("engine", "torch"), ("engine", "transformers")]
+)
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(subject: str, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import looseleaf.cli; looseleaf.cli.main()"
+    command = [sys.executable, "-c", code, "bench", subject]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    expected = f'the package {package} is missing; install it with: pip install "looseleaf[transformers]"'
+    assert result.stderr == f"looseleaf: {expected}\n"
+
+
+def test_the_allocator_is_measured_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import looseleaf.cli; looseleaf.cli.main()"
+    command = [sys.executable, "-c", code, "bench", "allocator", "--quick", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["rows"]
 
 
 def test_wrong_usage() -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from looseleaf.cli.answers import Lines, show_answers, show_json, show_report
+from looseleaf.cli.progress import progress
 from looseleaf.config import dtype_name
 from looseleaf.engine import SamplingParams
-from looseleaf.errors import InvalidArgument, MissingPackage
+from looseleaf.errors import InvalidArgument
 from looseleaf.sizing import parse_memory
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from looseleaf.engine import Engine, Result
 
 __all__ = ["generate"]
@@ -39,7 +40,6 @@ _MEMORY = "1GiB"
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _S = "Sampling"
 _BIAS = "ID=NUMBER: added to the logit of a token id; may be repeated."
-_INSTALL = 'pip install "looseleaf[transformers]"'
 
 
 class _Preemption(StrEnum):
@@ -143,8 +143,8 @@ def generate(
             prompt_logprobs=prompt_logprobs,
         )
         dtype = dtype_name(dtype)
-        pool = {"num_blocks": num_blocks, "memory": None if num_blocks else parse_memory(memory or _MEMORY)}
-        pool["swap_memory"] = None if swap_memory is None else parse_memory(swap_memory)
+        pool_bytes = None if num_blocks else parse_memory(memory or _MEMORY)
+        swap_bytes = None if swap_memory is None else parse_memory(swap_memory)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from error
     texts = _read_prompts(prompts or [], file)
@@ -152,15 +152,17 @@ def generate(
     results: list[Result] = []
     is_interrupted = False
     try:
-        _check_packages()
-        engine = _load_engine(
-            model,
-            dtype,
+        from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch, which takes seconds
+
+        engine = Engine(
+            *_load_model(model, dtype),
+            num_blocks=num_blocks,
+            memory=pool_bytes,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             prefix_caching=not no_prefix_cache,
+            swap_memory=swap_bytes,
             preemption=preemption.value,
-            **pool,
         )
         _answer(engine, texts, params, results, stream=stream)
     except KeyboardInterrupt:
@@ -205,45 +207,29 @@ def _read_bias(given: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def _check_packages() -> None:
-    try:
-        import torch  # noqa: F401, PLC0415 - takes seconds; transformers without it prints a warning
-        import transformers  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        if error.name not in {"torch", "transformers"}:
-            raise
-        raise MissingPackage(error.name, _INSTALL) from error
-
-
-def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
+def _load_model(folder: Path | None, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import transformers  # noqa: PLC0415 - takes seconds, as what follows
 
-    from looseleaf.engine import Engine  # noqa: PLC0415
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
     if folder is None:
-        return Engine(*load_smollm2(dtype), **pool)
+        return load_smollm2(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"--model {folder}: {error}") from error
-    return Engine(model.eval(), tokenizer, **pool)
+    return model.eval(), tokenizer
 
 
 def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
     """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
     num_answers, max_tokens = len(prompts) * params.n, params.max_tokens
     is_alone = num_answers == 1
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
-    with (
-        Progress(*columns, console=console, transient=True, disable=stream or not console.is_terminal) as progress,
-        closing(engine.stream(prompts, params)) as events,
-    ):
-        tokens = progress.add_task("tokens", total=num_answers * max_tokens)
-        answers = progress.add_task("answers", total=num_answers)
+    with progress(is_hidden=stream) as bars, closing(engine.stream(prompts, params)) as events:
+        tokens = bars.add_task("tokens", total=num_answers * max_tokens)
+        answers = bars.add_task("answers", total=num_answers)
         lines = Lines()
         for event in events:
             if stream:
@@ -251,8 +237,8 @@ def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results:
                     typer.echo(event.text, nl=event.result is not None)
                 else:
                     lines.add(event)
-            progress.advance(tokens)
+            bars.advance(tokens)
             if event.result is not None:
                 results.append(event.result)
-                progress.advance(answers)
-                progress.advance(tokens, max_tokens - len(event.result.token_ids))
+                bars.advance(answers)
+                bars.advance(tokens, max_tokens - len(event.result.token_ids))
