@@ -168,6 +168,16 @@ def test_a_replay_needs_no_torch(lengths: Path) -> None:
     assert json.loads(result.stdout) == replayed(lengths, *options[1:])
 
 
+def test_a_trace_is_read_from_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 2500, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]},
+        {"hash_ids": [0, 2, 3]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_trace(path) == [Entry([0, 1], 700, 9, 2.5), Entry([0, 2, 3], 1536, 1)]
+
+
 def test_lengths_of_0_count_as_1_however_requests_run(tmp_path: Path) -> None:
     lines, table = tmp_path / "trace.jsonl", tmp_path / "lengths.csv"
     empty = '{"input_length": 0, "output_length": 0, "hash_ids": []}\n'
