@@ -94,7 +94,7 @@ class Replay:
         num_blocks: int,
         max_sequences: int = 1,
         step_seconds: float | None = None,
-        on_request: Callable[[], object] = int,
+        on_request: Callable[[], object] = lambda: None,
     ) -> Outcome:
         """Replay.
 
@@ -238,6 +238,4 @@ def _unlike_others(number: int, length: int) -> NDArray[np.int64]:
 
 
 def _of_ids(ids: Sequence[int], per_id: int) -> NDArray[np.int64]:
-    tokens = np.repeat(np.array(ids, dtype=np.int64) * per_id, per_id)
-    tokens += np.tile(np.arange(per_id, dtype=np.int64), len(ids))
-    return tokens
+    return np.add.outer(np.array(ids, dtype=np.int64) * per_id, np.arange(per_id)).ravel()
