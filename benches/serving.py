@@ -27,9 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 
 from looseleaf import Engine, SamplingParams
+from looseleaf.bench.measure import machine
 from looseleaf.cache import Step
 from looseleaf.integrations.transformers.smollm2 import load_smollm2
-from report import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from looseleaf import ops
+from looseleaf import __version__, ops
 from looseleaf.bench import Settings, attention
 from looseleaf.cli.app import app
 
@@ -28,7 +28,8 @@ def test_every_figure_stands_beside_its_baseline(subject: str, num_rows: int) ->
     document = json.loads(result.stdout)
     rows = document["rows"]
     assert document["subject"] == subject
-    assert document["machine"]["python"]
+    assert document["machine"]["looseleaf"] == __version__
+    assert document["machine"].keys() >= {"processor", "cores", "load", "python", "numpy", "date", "command"}
     assert len(rows) == num_rows
     for case in {row["case"] for row in rows}:
         of_case = [row for row in rows if row["case"] == case]
