@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from looseleaf import BlockManager, OutOfBlocks
-from looseleaf.engine.replay import read_trace
+from looseleaf.engine.trace import read_trace
 
 BLOCK_SIZE = 16
 GOAL = 4.0

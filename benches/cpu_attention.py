@@ -27,8 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from goals import Gates, interleaved, load
 from looseleaf import ops
+from looseleaf.bench.measure import machine
 from looseleaf.ops import native
-from report import machine
 from tutorial import TutorialCache
 
 if TYPE_CHECKING:

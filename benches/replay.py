@@ -1,13 +1,12 @@
 """Replay a trace of prompts on the block manager: how much of them the prefix cache holds at several capacities.
 
-One prompt at a time: admit, reserve all, commit, release; what would be generated is left out. An id of the trace
-stands for one block, here of four tokens that are derived from it. Each prompt has one token more, so that the token
-which is always left to compute costs no hit, and the pool one block more, where that token lies.
+One prompt at a time, as `looseleaf replay` does it: its tokens are made from its ids, one block for each; it is
+admitted, computed and released; what would be generated is left out. What the manager alone takes, manager.py tells.
 
 Baseline: the same on the plain Python manager, which has to find the same blocks.
 
-Floor: each token of a prompt read once, 16 bytes a block, and for each new block about four cache misses, which a
-thousand blocks side by side overlap.
+Floor: each token of a prompt made and read once, and for each new block about four cache misses, which a thousand
+blocks side by side overlap.
 
 Run: python benches/replay.py [TRACE.jsonl ...] [--json FILE]
 """
@@ -17,106 +16,70 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-import looseleaf
+from looseleaf.engine.replay import Replay
+from looseleaf.engine.trace import TOKENS_PER_ID, Entry, read_trace
+from looseleaf.sizing import blocks_for_tokens
 from plain_manager import PlainManager
 from report import Report
-from traces import conversations, read_trace
+from traces import conversations
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-BLOCK_SIZE = 4
 CAPACITIES = [1_000, 3_000, 10_000, 30_000, 100_000]
+BLOCK_SIZE = 4
+"""Of the plain manager, in tokens."""
 
 
-def prompt_tokens(ids: list[int]) -> NDArray[np.int32]:
-    """The tokens of a prompt, and one more."""
-    blocks = np.repeat(np.array(ids, dtype=np.int32) * BLOCK_SIZE, BLOCK_SIZE)
-    blocks += np.tile(np.arange(BLOCK_SIZE, dtype=np.int32), len(ids))
-    return np.append(blocks, np.int32(0))
+def entries_of(requests: list[list[int]]) -> list[Entry]:
+    """Requests for prompts of whole ids."""
+    return [Entry(ids, TOKENS_PER_ID * len(ids), 1) for ids in requests]
 
 
-class Replay(Protocol):
-    """A manager that serves one prompt and says how many of its tokens it had."""
-
-    def serve(self, tokens: NDArray[np.int32]) -> int: ...
-
-    def finish(self) -> None: ...
+def num_blocks_of(entries: list[Entry]) -> int:
+    """Blocks of all prompts together."""
+    return sum(blocks_for_tokens(entry.prompt_len, TOKENS_PER_ID) for entry in entries)
 
 
-class RealReplay:
-    """On the block manager."""
-
-    def __init__(self, capacity: int, longest: int) -> None:
-        self.manager = looseleaf.BlockManager(
-            capacity + 1, BLOCK_SIZE, max_sequences=1, max_sequence_len=(longest + 1) * BLOCK_SIZE
-        )
-
-    def serve(self, tokens: NDArray[np.int32]) -> int:
-        with self.manager.admit(tokens) as sequence:
-            handles = np.array([sequence.handle], dtype=np.int64)
-            self.manager.reserve(handles)
-            self.manager.commit(handles)
-            return sequence.num_cached_tokens
-
-    def finish(self) -> None:
-        """Every block is accounted for."""
-        self.manager.validate()
-        assert self.manager.stats().num_available == self.manager.num_blocks
-
-
-class PlainReplay:
-    """On the baseline."""
-
-    def __init__(self, capacity: int) -> None:
-        self.manager = PlainManager(capacity + 1, BLOCK_SIZE)
-
-    def serve(self, tokens: NDArray[np.int32]) -> int:
-        num_cached = self.manager.admit(0, tokens.tolist())
-        self.manager.reserve([0])
-        self.manager.commit([0])
-        self.manager.release(0)
-        return num_cached
-
-    def finish(self) -> None:
-        assert not any(self.manager.ref_counts)
-
-
-def count_hits(replay: Replay, prompts: list[NDArray[np.int32]]) -> int:
+def count_hits(entries: list[Entry], capacity: int) -> int:
     """Blocks of the prompts that were cached when they came."""
-    num_tokens = sum(replay.serve(tokens) for tokens in prompts)
-    replay.finish()
+    outcome = Replay(entries, [TOKENS_PER_ID]).run(TOKENS_PER_ID, num_blocks=capacity)
+    return round(outcome.block_hit_percent * num_blocks_of(entries) / 100)
+
+
+def count_plain_hits(entries: list[Entry], capacity: int) -> int:
+    """The same on the baseline. Each prompt has a token more, which lies in a block more: one is always computed."""
+    manager = PlainManager(capacity + 1, BLOCK_SIZE)
+    num_tokens = 0
+    for entry in entries:
+        ids = entry.ids or []
+        tokens = [BLOCK_SIZE * number + place for number in ids for place in range(BLOCK_SIZE)]
+        num_tokens += manager.admit(0, [*tokens, 0])
+        manager.reserve([0])
+        manager.commit([0])
+        manager.release(0)
+    assert not any(manager.ref_counts)
     return num_tokens // BLOCK_SIZE
 
 
-def run(name: str, requests: list[list[int]], report: Report) -> None:
+def run(name: str, entries: list[Entry], report: Report) -> None:
     """Replay a trace at every capacity that it can fill, and without a limit."""
-    prompts = [prompt_tokens(ids) for ids in requests]
-    longest = max(len(ids) for ids in requests)
-    num_blocks = sum(len(ids) for ids in requests)
-    num_unique = len({block for ids in requests for block in ids})
+    longest = max(num_blocks_of([entry]) for entry in entries)
+    num_blocks = num_blocks_of(entries)
+    num_unique = len({number for entry in entries for number in entry.ids or ()})
     capacities = {f"{capacity:,} blocks": capacity for capacity in CAPACITIES if longest <= capacity < num_unique}
     for label, capacity in {**capacities, "no limit": num_unique}.items():
-        found = []
-        replays: list[tuple[str, Replay]] = [
-            ("plain Python", PlainReplay(capacity)),
-            ("looseleaf", RealReplay(capacity, longest)),
-        ]
-        for who, replay in replays:
-            start = time.thread_time()
-            found.append(count_hits(replay, prompts))
-            seconds = time.thread_time() - start
+        start = time.thread_time()
+        plain = count_plain_hits(entries, capacity)
+        middle = time.thread_time()
+        found = count_hits(entries, capacity)
+        seconds = {"plain Python": middle - start, "looseleaf": time.thread_time() - middle}
+        assert found == plain, f"{label}: {found} blocks hit, {plain} on the plain manager"
+        for who, took in seconds.items():
             report.add(
                 f"{name}, {label}, {who}",
-                seconds / len(requests),
-                note=f"{100 * found[-1] / num_blocks:.1f} % of {num_blocks:,} blocks hit",
+                took / len(entries),
+                note=f"{100 * found / num_blocks:.1f} % of {num_blocks:,} blocks hit",
                 baseline=who == "plain Python",
             )
-        assert found[0] == found[1], f"{label}: {found}"
 
 
 def main() -> None:
@@ -127,9 +90,9 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report("replay of prompts, CPU time per request", baseline="plain Python")
     if not arguments.traces:
-        run("made up", conversations(4_000, seed=1), report)
+        run("made up", entries_of(conversations(4_000, seed=1)), report)
     for path in arguments.traces:
-        run(Path(path).stem, read_trace(path), report)
+        run(Path(path).stem, read_trace(Path(path)), report)
     report.finish(arguments.json)
 
 

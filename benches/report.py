@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-import looseleaf
+from looseleaf.bench.measure import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,27 +35,6 @@ def _median(call: Callable[[], object], repeats: int, calls: int, clock: Callabl
             call()
         samples.append((clock() - start) / calls)
     return float(np.median(samples))
-
-
-def machine() -> dict[str, str]:
-    """Processor, cores, load and versions."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "processor": model,
-        "cores": str(os.cpu_count()),
-        "load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
-        "torch threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "looseleaf": looseleaf.__version__,
-        "date": datetime.now(tz=UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Many requests at once through a real model: this engine, transformers' continuous batching, and the floor.
 
-    python benches/serving.py [--workload chats|long|shared ...] [--threads 1 2] [--json FILE]
+    python benches/serving.py [--workload chats|long|shared ...] [--threads 1 2] [--repeat 1] [--json FILE]
 
 All run the same SmolLM2-135M in float32 on the same prompts in one process, and their tokens must be identical. The
 floor is this engine's own loop with attention replaced by nothing: the model's other work and the bookkeeping. The
 baselines are `generate_batch` of transformers as it comes (sdpa), and with a ragged attention forced in, which it does
 not ship: sdpa for each sequence over its own keys. With one thread process CPU seconds are compared, with two wall
-seconds. A first short run of each is not counted.
+seconds. A first short run of each is not counted. A figure is one run, which takes minutes, or the median of as many as
+--repeat says, all four in turn.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 
 from looseleaf import Engine, SamplingParams
+from looseleaf.bench.measure import machine
 from looseleaf.cache import Step
 from looseleaf.integrations.transformers.smollm2 import load_smollm2
-from report import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,23 +171,26 @@ ENGINES: dict[str, Callable[[PreTrainedModel, Workload], list[list[int]]]] = {
 }
 
 
-def measure(model: PreTrainedModel, work: Workload, num_threads: int) -> dict[str, float]:
-    """Seconds of each engine: CPU with one thread, wall with more. Checks the tokens."""
+def measure(model: PreTrainedModel, work: Workload, num_threads: int, num_runs: int) -> dict[str, float]:
+    """Seconds of each engine, median of the runs: CPU with one thread, wall with more. Checks the tokens."""
     torch.set_num_threads(num_threads)
     clock = time.process_time if num_threads == 1 else time.perf_counter
     small = Workload([prompt[:20] for prompt in work.prompts[:2]], 2, work.goals)
-    seconds, answers = {}, {}
-    for name, engine in ENGINES.items():
+    samples: dict[str, list[float]] = {name: [] for name in ENGINES}
+    for engine in ENGINES.values():
         engine(model, small)
-        start = clock()
-        answers[name] = engine(model, work)
-        seconds[name] = clock() - start
-        print(f"  {name:<12}{seconds[name]:>8.2f} s", flush=True)
-    for name in ("sdpa", "ragged"):
-        wrong = sum(found != own for found, own in zip(answers[name], answers["looseleaf"], strict=True))
-        if wrong:
-            raise SystemExit(f"{wrong} of {len(work.prompts)} answers of {name} are not those of looseleaf")
-    return seconds
+    for _ in range(num_runs):
+        answers = {}
+        for name, engine in ENGINES.items():
+            start = clock()
+            answers[name] = engine(model, work)
+            samples[name].append(clock() - start)
+            print(f"  {name:<12}{samples[name][-1]:>8.2f} s", flush=True)
+        for name in ("sdpa", "ragged"):
+            wrong = sum(found != own for found, own in zip(answers[name], answers["looseleaf"], strict=True))
+            if wrong:
+                raise SystemExit(f"{wrong} of {len(work.prompts)} answers of {name} are not those of looseleaf")
+    return {name: median(seconds) for name, seconds in samples.items()}
 
 
 def main() -> None:
@@ -193,8 +198,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="*", default=["chats", "long", "shared"])
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each, whose median counts")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    runs = "one run each" if options.repeat == 1 else f"median of {options.repeat} runs"
     model, tokenizer = load_smollm2("float32")
     tokens = tokenizer((Path(__file__).parents[1] / "LICENSE").read_text())["input_ids"]
     every = workloads(tokens)
@@ -202,8 +209,9 @@ def main() -> None:
     for name in options.workload:
         work = every[name]
         for num_threads in options.threads:
-            print(f"{name}, {num_threads} thread(s), {'CPU' if num_threads == 1 else 'wall'} seconds", flush=True)
-            seconds = measure(model, work, num_threads)
+            clock = "CPU" if num_threads == 1 else "wall"
+            print(f"{name}, {num_threads} thread(s), {clock} seconds, {runs}", flush=True)
+            seconds = measure(model, work, num_threads, options.repeat)
             own = seconds["looseleaf"]
             ratios = {"over floor": own / seconds["floor"]} | {
                 f"{other} / looseleaf": seconds[other] / own for other in ("sdpa", "ragged")
@@ -211,7 +219,8 @@ def main() -> None:
             for (label, ratio), goal in zip(ratios.items(), work.goals, strict=True):
                 is_met = ratio <= goal if label == "over floor" else ratio >= goal
                 print(f"  {label:<20}{ratio:>7.2f}   goal {goal:g}{'' if is_met else ', missed'}", flush=True)
-            document["rows"].append({"workload": name, "threads": num_threads, "seconds": seconds, "ratios": ratios})
+            case = {"workload": name, "threads": num_threads, "runs": options.repeat}
+            document["rows"].append(case | {"seconds": seconds, "ratios": ratios})
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + "\n")
 

@@ -1,19 +1,11 @@
-"""Traces of requests, as the hash ids of their prompts' blocks: read from a file, or made up.
+"""Traces of requests that are made up, as the hash ids of their prompts' blocks.
 
 An id stands for the content of a block and of all blocks before it, so two prompts that share an id share all up to it.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
-
-
-def read_trace(path: str) -> list[list[int]]:
-    """Read lines of JSON with `hash_ids`, as in the public traces of kvcache-ai/Mooncake (FAST25-release/traces)."""
-    with Path(path).open() as lines:
-        return [json.loads(line)["hash_ids"] for line in lines]
 
 
 def conversations(num_requests: int, seed: int) -> list[list[int]]:

@@ -32,7 +32,7 @@ NUM_BLOCKS = 1024
 CONTEXT_LEN = 500
 NUM_FORKED = 1000
 WARM, MANY = 2, 8
-REPEATS = 3
+REPEATS = 5
 
 
 def generate(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, num_new: int, num_beams: int) -> torch.Tensor:

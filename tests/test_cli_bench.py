@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from looseleaf import __version__, ops
+from looseleaf.bench import Settings, attention
 from looseleaf.cli.app import app
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ def test_every_figure_stands_beside_its_baseline(subject: str, num_rows: int) ->
     document = json.loads(result.stdout)
     rows = document["rows"]
     assert document["subject"] == subject
-    assert document["machine"]["python"]
+    assert document["machine"]["looseleaf"] == __version__
+    assert document["machine"].keys() >= {"processor", "cores", "load", "python", "numpy", "date", "command"}
     assert len(rows) == num_rows
     for case in {row["case"] for row in rows}:
         of_case = [row for row in rows if row["case"] == case]
@@ -34,6 +39,25 @@ def test_every_figure_stands_beside_its_baseline(subject: str, num_rows: int) ->
         for row in of_case:
             assert row["ratio"] == pytest.approx(baseline["cpu_seconds"] / row["cpu_seconds"])
             assert row["wall_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-4), (torch.float16, 8e-3), (torch.bfloat16, 8e-3)], ids=str
+)
+def test_attention_that_is_a_little_wrong_is_not_timed(
+    dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(repeats=1, is_quick=True)
+    assert len(attention.run(settings, dtype=dtype)) == 6
+    attend = ops.attend
+
+    def wrong(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(*arguments, **options)
+        return out + error, lse
+
+    monkeypatch.setattr(ops, "attend", wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        attention.run(settings, dtype=dtype)
 
 
 def test_a_table_for_people_and_a_plot(tmp_path: Path) -> None:
@@ -53,6 +77,26 @@ def test_a_plot_without_matplotlib_is_one_message(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 1
     assert "pip install matplotlib" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "package"), [("attention", "torch"), ("engine", "torch"), ("engine", "transformers")]
+)
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(subject: str, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import looseleaf.cli; looseleaf.cli.main()"
+    command = [sys.executable, "-c", code, "bench", subject]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    expected = f'the package {package} is missing; install it with: pip install "looseleaf[transformers]"'
+    assert result.stderr == f"looseleaf: {expected}\n"
+
+
+def test_the_allocator_is_measured_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import looseleaf.cli; looseleaf.cli.main()"
+    command = [sys.executable, "-c", code, "bench", "allocator", "--quick", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["rows"]
 
 
 def test_wrong_usage() -> None:

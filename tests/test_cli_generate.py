@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from looseleaf.cli.app import app
+from looseleaf.cli.generate import generate
+from looseleaf.engine import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +212,58 @@ def test_sampling_options_reach_the_engine(folder: str) -> None:
     assert one["timings"]["finished"] > 0
 
 
+def test_every_field_of_the_parameters_has_an_option() -> None:
+    renamed = {
+        "max_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "stop_token_ids": "stop_token_id",
+        "prompt_lookup_num_tokens": "prompt_lookup",
+    }
+    names = {renamed.get(field.name, field.name) for field in fields(SamplingParams)}
+    assert len(names) > 20
+    without = {"expected_tokens", "logits_processors"}  # a hint to the scheduler, and code
+    assert names - set(inspect.signature(generate).parameters) == without
+
+
+def test_where_an_answer_ends_can_be_told(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "8", "--json", "One"]
+
+    def answer(*options: str) -> dict[str, Any]:
+        result = runner.invoke(app, [*common, *options])
+        assert result.exit_code == 0, result.stderr
+        (one,) = json.loads(result.stdout)["results"]
+        assert isinstance(one, dict)
+        return one
+
+    plain = answer("--ignore-eos")["token_ids"]
+    assert len(set(plain)) > 2
+    last = plain[2]
+    stopped = answer("--ignore-eos", "--stop-token-id", "258", "--stop-token-id", str(last))
+    assert (stopped["token_ids"], stopped["finish_reason"]) == (plain[: plain.index(last) + 1], "stop")
+    eos = answer("--logit-bias", "2=1e3", "--logit-bias", "7=-1.5")
+    assert (eos["token_ids"], eos["finish_reason"]) == ([2], "stop")
+    longer = answer("--logit-bias", "2=1000", "--ignore-eos")
+    assert (longer["token_ids"], longer["finish_reason"]) == ([2] * 8, "length")
+
+
+def test_logprobs_of_a_prompt_can_be_asked_for(folder: str) -> None:
+    arguments = ["generate", "--model", folder, "--max-new-tokens", "2", "--json", "One", "--prompt-logprobs", "2"]
+    (one,) = json.loads(runner.invoke(app, arguments).stdout)["results"]
+    assert len(one["prompt_logprobs"]) == one["num_prompt_tokens"] - 1 > 0
+    assert all(len(logprobs["top"]) == 2 for logprobs in one["prompt_logprobs"])
+    assert one["logprobs"] is None
+
+
+def test_a_beam_search_can_be_tuned(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "6", "--json", "One", "--num-beams", "3"]
+    scores = []
+    for options in ([], ["--length-penalty", "0"], ["--early-stopping", "never"], ["--early-stopping", "true"]):
+        result = runner.invoke(app, [*common, *options])
+        assert result.exit_code == 0, result.stderr
+        scores.append(json.loads(result.stdout)["results"][0]["score"])
+    assert scores[0] == pytest.approx(scores[1] / 6)
+
+
 def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None:
     common = ["generate", "--model", folder, "--max-new-tokens", "6", "--json", "One", "--no-prefix-cache"]
     options: list[list[str]] = [[], ["--prompt-lookup", "3", "--swap-memory", "1MiB", "--max-batch-tokens", "7"]]
@@ -245,6 +301,14 @@ def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None
         (["--top-p", "2"], "top_p must be in"),
         (["--min-new-tokens", "99", "--max-new-tokens", "3"], "min_tokens must be at most"),
         (["--num-beams", "2", "--temperature", "1"], "temperature cannot be together"),
+        (["--length-penalty", "2"], "length_penalty is for num_beams above 1"),
+        (["--early-stopping", "never"], "early_stopping is for num_beams above 1"),
+        (["--early-stopping", "maybe"], "Invalid value for '--early-stopping'"),
+        (["--logit-bias", "5"], "--logit-bias must be ID=NUMBER, not '5'"),
+        (["--logit-bias", "x=5"], "--logit-bias must be ID=NUMBER, not 'x=5'"),
+        (["--logit-bias", "5=nan"], "logit_bias[5] must be in"),
+        (["--stop-token-id", "-1"], "stop_token_ids must be at least 0"),
+        (["--prompt-logprobs", "-1"], "prompt_logprobs must be at least 0"),
         (["--swap-memory", "much"], "memory cannot be 'much'"),
         (["--stream", "--json"], "cannot be given together"),
         (["--preemption", "swap"], "--preemption swap needs --swap-memory"),

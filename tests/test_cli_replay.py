@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
 from looseleaf.cli.app import app
-from looseleaf.engine.replay import Entry, Replay, read_trace
+from looseleaf.engine.replay import Replay
+from looseleaf.engine.trace import Entry, read_trace
 from looseleaf.errors import InvalidArgument
 from traces import conversations
 
@@ -155,30 +159,84 @@ def test_a_table_for_people(trace: Path, lengths: Path) -> None:
     assert result.stderr == ""
 
 
-def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
-    wrong_len = '{"input_length": 600, "hash_ids": [1]}'
-    wrong_date = "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n"
-    for text in (
-        wrong_len,
-        wrong_date,
-        '{"hash_ids": "x"}',
-        '{"length": 3}',
-        "a,b\n1,2\n",
-        "ContextTokens,GeneratedTokens\n1,many\n",
-    ):
-        path = tmp_path / "wrong"
-        path.write_text(text)
-        result = runner.invoke(app, ["replay", str(path)])
-        assert result.exit_code == 1
-        assert "is no trace" in result.stderr
-        with pytest.raises(InvalidArgument):
-            read_trace(path)
+def test_a_replay_needs_no_torch(lengths: Path) -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None"
+    command = [sys.executable, "-c", f"{code}; import looseleaf.cli; looseleaf.cli.main()", "replay", str(lengths)]
+    options = ["--json", "--num-blocks", "60", "--max-requests", "9"]
+    result = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == replayed(lengths, *options[1:])
+
+
+def test_a_trace_is_read_from_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 2500, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]},
+        {"hash_ids": [0, 2, 3]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_trace(path) == [Entry([0, 1], 700, 9, 2.5), Entry([0, 2, 3], 1536, 1)]
+
+
+def test_lengths_of_0_count_as_1_however_requests_run(tmp_path: Path) -> None:
+    lines, table = tmp_path / "trace.jsonl", tmp_path / "lengths.csv"
+    empty = '{"input_length": 0, "output_length": 0, "hash_ids": []}\n'
+    lines.write_text(empty + '{"input_length": 512, "output_length": 1, "hash_ids": [0]}\n' * 2 + empty)
+    table.write_text("ContextTokens,GeneratedTokens\n0,1\n512,1\n512,1\n1,0\n")
+    for path, num_hits in (lines, 512), (table, 0):
+        assert [entry.prompt_len for entry in read_trace(path)] == [1, 512, 512, 1]
+        assert {entry.num_generated for entry in read_trace(path)} == {1}
+        for together in (1, 2):
+            options = ["--max-sequences", together, "--num-blocks", 99, "--block-size", 16]
+            (row,) = replayed(path, *options)[path.name]
+            assert row["num_requests"] == 4
+            # One token of a prompt is always computed; requests that come one at a time leave that out.
+            least = num_hits - 16 * (together > 1) if num_hits else 0
+            assert row["hit_percent"] == pytest.approx(100 * least / 1026)
+    (row,) = replayed(lines, "--num-blocks", 99)[lines.name]
+    assert row["block_size"] == 512, "ids, though the first request has none"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ('\n{"hash_ids": [1]}\n\n{"input_length": 600, "hash_ids": [1]}', 4, "600 tokens do not have 1 ids"),
+        ('{"input_length": 600, "hash_ids": []}', 1, "600 tokens do not have 0 ids"),
+        ('{"input_length": -1, "hash_ids": []}', 1, "prompt_len must be at least 1, not -1"),
+        ('{"hash_ids": [1], "output_length": -3}', 1, "num_generated must be at least 1, not -3"),
+        ('{"hash_ids": [1], "timestamp": NaN}', 1, "seconds must be finite, not nan"),
+        ('{"hash_ids": [1], "timestamp": 1' + "0" * 400 + "}", 1, "OverflowError"),
+        ('{"hash_ids": "x"}', 1, "ValueError"),
+        ('{"length": 3}', 1, "KeyError 'hash_ids'"),
+        ('{"hash_ids": [1]}\n[1]\n', 2, "TypeError"),
+        ("a,b\n1,2\n", 2, "KeyError 'ContextTokens'"),
+        ("ContextTokens,GeneratedTokens\n1,1\n1,many\n", 3, "ValueError"),
+        ("ContextTokens,GeneratedTokens\n1,1\n1\n", 3, "TypeError"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", 2, "ValueError"),
+    ],
+)
+def test_what_is_no_trace_is_named_with_its_line(tmp_path: Path, text: str, line: int, what: str) -> None:
+    path = tmp_path / "wrong"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=re.escape(f"{path}, line {line}, is no trace: {what}")) as caught:
+        read_trace(path)
+    result = runner.invoke(app, ["replay", str(path)])
+    assert (result.exit_code, result.stderr) == (1, f"looseleaf: {caught.value}\n")
+
+
+def test_a_file_that_is_no_text_or_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wrong"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidArgument, match=re.escape(f"{path} is no trace: UnicodeDecodeError")):
+        read_trace(path)
     assert runner.invoke(app, ["replay", str(tmp_path / "none")]).exit_code == 2
 
 
 def test_wrong_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="must divide 512 or be multiples of it"):
         Replay([Entry([1], 512, 1)], [48])
+    with pytest.raises(InvalidArgument, match="prompt_len must be at least 1, not 0"):
+        Entry(None, 0, 1)
     with pytest.raises(InvalidArgument, match="must have a request"):
         Replay([], [16])
     (tmp_path / "empty.csv").write_text("ContextTokens,GeneratedTokens\n")

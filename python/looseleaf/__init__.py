@@ -1,7 +1,7 @@
 """A paged KV cache for LLM inference.
 
-Importing this package needs no torch. The tensors and kernels (`PagedKVCache`, `looseleaf.ops`) are imported when they
-are first asked for.
+Importing this package needs no torch. The tensors and kernels (`PagedKVCache`, `looseleaf.ops`) and the engine are
+imported when they are first asked for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
     "ops",
 ]
 
-# Names whose modules need torch, imported on first use (PEP 562).
+# Names that are imported on first use (PEP 562); all but SamplingParams need torch.
 _LAZY = {
     "Engine": "looseleaf.engine",
     "PagedKVCache": "looseleaf.cache",
@@ -67,12 +67,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(module_name)
+        return module if module_name.endswith(f".{name}") else getattr(module, name)
     except ModuleNotFoundError as error:
         if error.name in {"torch", "transformers"}:
             extra = error.name
             raise ImportError(f'looseleaf.{name} needs {extra}: pip install "looseleaf[{extra}]"') from error
         raise
-    return module if module_name.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

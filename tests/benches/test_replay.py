@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
-import numpy as np
 import pytest
 
-from replay import BLOCK_SIZE, RealReplay, count_hits, prompt_tokens
-from traces import conversations, read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from replay import count_hits, count_plain_hits, entries_of
+from traces import conversations
 
 NUM_REQUESTS = 1_500
 
@@ -43,8 +36,9 @@ def requests() -> list[list[int]]:
 def test_replayed_prompts_hit_as_often_as_in_a_plain_list(requests: list[list[int]], capacity: int) -> None:
     longest = max(len(ids) for ids in requests)
     assert longest < capacity
-    hits = count_hits(RealReplay(capacity, longest), [prompt_tokens(ids) for ids in requests])
-    assert hits == least_recently_used_hits(requests, capacity)
+    hits = least_recently_used_hits(requests, capacity)
+    assert count_hits(entries_of(requests), capacity) == hits
+    assert count_plain_hits(entries_of(requests), capacity) == hits
 
 
 def test_the_trace_tells_the_capacities_apart(requests: list[list[int]]) -> None:
@@ -55,17 +49,4 @@ def test_the_trace_tells_the_capacities_apart(requests: list[list[int]]) -> None
 
 def test_without_a_limit_every_repeated_prefix_hits(requests: list[list[int]]) -> None:
     num_unique = len({block for ids in requests for block in ids})
-    hits = count_hits(RealReplay(num_unique, max(map(len, requests))), [prompt_tokens(ids) for ids in requests])
-    assert hits == sum(map(len, requests)) - num_unique
-
-
-def test_a_prompt_is_a_block_for_each_id_and_one_token() -> None:
-    assert BLOCK_SIZE == 4
-    assert np.array_equal(prompt_tokens([7, 0]), [28, 29, 30, 31, 0, 1, 2, 3, 0])
-
-
-def test_a_trace_is_read_from_lines_of_json(tmp_path: Path) -> None:
-    lines = [{"timestamp": 0, "input_length": 700, "hash_ids": [0, 1]}, {"hash_ids": [0, 2, 3]}]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_trace(str(path)) == [[0, 1], [0, 2, 3]]
+    assert count_hits(entries_of(requests), num_unique) == sum(map(len, requests)) - num_unique

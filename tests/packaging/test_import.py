@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Seconds. It takes a few milliseconds where nothing else runs, and torch alone takes more than a second.
 LONGEST_IMPORT = 0.3
 IMPORT_ALONE = """
@@ -44,3 +46,28 @@ except ImportError as error:
     print(error)
 """
     assert 'pip install "looseleaf[torch]"' in run_python(code)
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_without_its_packages_the_engine_says_what_to_install(package: str) -> None:
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+import looseleaf
+try:
+    looseleaf.Engine
+except ImportError as error:
+    print(error)
+"""
+    assert f'looseleaf.Engine needs {package}: pip install "looseleaf[{package}]"' in run_python(code)
+
+
+def test_what_goes_into_and_out_of_the_engine_needs_no_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from looseleaf import SamplingParams
+from looseleaf.engine import FinishReason, Report, Result, Timings, TokenEvent
+print(SamplingParams(max_tokens=3).max_tokens)
+"""
+    assert run_python(code) == "3\n"

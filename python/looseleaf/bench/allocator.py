@@ -42,11 +42,11 @@ def _managed(num_sequences: int, length: int) -> Callable[[], tuple[NDArray[np.g
         max_sequence_len=length + _BLOCK_SIZE,
         prefix_caching=False,
     )
-    batch = manager.bind_batch(max_batch_tokens=num_sequences)
     sequences = [manager.admit(np.arange(length), reserve=length + 1) for _ in range(num_sequences)]
     handles = np.array([sequence.handle for sequence in sequences], dtype=np.int64)
-    manager._core.reserve(handles, length, None, 0, None, False)  # noqa: SLF001 - the prompts, without tables
+    manager.reserve(handles, length)
     manager.commit(handles)
+    batch = manager.bind_batch(max_batch_tokens=num_sequences)  # after the prompts, which have more tokens
     tokens = np.zeros(num_sequences, dtype=np.int64)
     manager.reserve(handles, 1, tokens=tokens)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import sys
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
+
+from looseleaf import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +90,7 @@ def measure(
 
 
 def machine() -> dict[str, str]:
-    """Processor, cores, load and versions."""
+    """Processor, cores, load, versions, date and command: what a figure holds for."""
     names = []
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -95,10 +100,14 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "load": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "",
         "python": platform.python_version(),
+        "looseleaf": __version__,
     }
-    for package in ("looseleaf", "torch", "transformers", "numpy"):
+    for package in ("torch", "transformers", "numpy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = ""
-    return found
+    torch = sys.modules.get("torch")  # imported where it had a part in the figures
+    if torch is not None:
+        found["torch threads"] = str(torch.get_num_threads())
+    return found | {"date": datetime.now(tz=UTC).date().isoformat(), "command": shlex.join(sys.argv)}

@@ -17,7 +17,7 @@ from looseleaf.cli.doctor import doctor
 from looseleaf.cli.generate import generate
 from looseleaf.cli.replay import replay
 from looseleaf.cli.size import size
-from looseleaf.errors import LooseleafError
+from looseleaf.errors import LooseleafError, MissingPackage
 
 __all__ = ["app"]
 
@@ -39,6 +39,11 @@ class _Commands(TyperGroup):
             exit_code = 2
         except LooseleafError as error:
             _report(str(error))
+            exit_code = 1
+        except ModuleNotFoundError as error:
+            if error.name not in {"torch", "transformers"}:
+                raise
+            _report(str(MissingPackage(error.name, 'pip install "looseleaf[transformers]"')))
             exit_code = 1
         except typer.Abort:
             exit_code = 1

@@ -40,7 +40,7 @@ def bench(
         raise typer.BadParameter("--real is for engine")
     if plot is not None:
         _check_matplotlib()
-    from looseleaf.bench.measure import Settings, machine  # noqa: PLC0415 - with what follows, imports torch
+    from looseleaf.bench.measure import Settings, machine  # noqa: PLC0415 - for a faster start
 
     settings = Settings(repeats=3, is_quick=True) if quick else Settings()
     console = Console(stderr=True)
@@ -61,17 +61,13 @@ def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measureme
         from looseleaf.bench import allocator  # noqa: PLC0415
 
         return allocator.run(settings)
-    try:
-        if subject is _Subject.attention:
-            from looseleaf.bench import attention  # noqa: PLC0415 - takes seconds
+    if subject is _Subject.attention:
+        from looseleaf.bench import attention  # noqa: PLC0415 - takes seconds
 
-            return attention.run(settings)
-        from looseleaf.bench import engine  # noqa: PLC0415 - takes seconds
-        from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name not in {"torch", "transformers"}:
-            raise
-        raise MissingPackage(error.name, 'pip install "looseleaf[transformers]"') from error
+        return attention.run(settings)
+    from looseleaf.bench import engine  # noqa: PLC0415 - takes seconds
+    from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
+
     return engine.run(settings, model=load_smollm2("float32")[0] if real else None)
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from looseleaf.cli.answers import Lines, show_answers, show_json, show_report
+from looseleaf.cli.progress import progress
 from looseleaf.config import dtype_name
-from looseleaf.errors import InvalidArgument, MissingPackage
-from looseleaf.sizing import format_bytes, parse_memory
+from looseleaf.engine import SamplingParams
+from looseleaf.errors import InvalidArgument
+from looseleaf.sizing import parse_memory
 
 if TYPE_CHECKING:
-    from looseleaf.engine import Engine, Report, Result, SamplingParams, TokenEvent
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from looseleaf.engine import Engine, Result
 
 __all__ = ["generate"]
 
@@ -39,13 +39,23 @@ _PROMPTS = (
 _MEMORY = "1GiB"
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _S = "Sampling"
-_INSTALL = 'pip install "looseleaf[transformers]"'
+_BIAS = "ID=NUMBER: added to the logit of a token id; may be repeated."
 
 
 class _Preemption(StrEnum):
     auto = "auto"
     recompute = "recompute"
     swap = "swap"
+
+
+class _EarlyStopping(StrEnum):
+    false = "false"
+    true = "true"
+    never = "never"
+
+    @property
+    def value_of_params(self) -> bool | Literal["never"]:
+        return "never" if self is _EarlyStopping.never else self is _EarlyStopping.true
 
 
 def generate(
@@ -73,12 +83,26 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Of tokens that were there.", rich_help_panel=_S)] = 1.0,
     frequency_penalty: Annotated[float, typer.Option(help="For each time in the answer.", rich_help_panel=_S)] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Of tokens in the answer.", rich_help_panel=_S)] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help=_BIAS, rich_help_panel=_S)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.", rich_help_panel=_S)] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to each prompt.", rich_help_panel=_S)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer.", rich_help_panel=_S)] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token id that ends an answer.", rich_help_panel=_S)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end.", rich_help_panel=_S)
+    ] = False,
     num_beams: Annotated[int, typer.Option(help="Beams of a search; 1: none.", rich_help_panel=_S)] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of beams: the higher, the longer the answers.", rich_help_panel=_S)
+    ] = 1.0,
+    early_stopping: Annotated[
+        _EarlyStopping, typer.Option(help="When a beam search ends, as in transformers.", rich_help_panel=_S)
+    ] = _EarlyStopping.false,
     prompt_lookup: Annotated[int, typer.Option(help="Draft tokens of a step; 0: none.", rich_help_panel=_S)] = 0,
     logprobs: Annotated[int | None, typer.Option(help="With --json, of so many tokens.", rich_help_panel=_S)] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for prompts.", rich_help_panel=_S)] = None,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 1024,
     swap_memory: Annotated[str | None, typer.Option(help="Space for preempted requests, such as 1GiB.")] = None,
     preemption: Annotated[_Preemption, typer.Option(help="What becomes of their blocks.")] = _Preemption.auto,
@@ -94,27 +118,33 @@ def generate(
     }.items():
         if is_there:
             raise typer.BadParameter(problem)
-    sampling = {
-        "max_tokens": max_new_tokens,
-        "min_tokens": min_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "seed": seed,
-        "n": n,
-        "stop": stop or (),
-        "num_beams": num_beams,
-        "prompt_lookup_num_tokens": prompt_lookup,
-        "logprobs": logprobs,
-    }
     try:
+        params = SamplingParams(
+            max_tokens=max_new_tokens,
+            min_tokens=min_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=_read_bias(logit_bias or []),
+            seed=seed,
+            n=n,
+            stop=stop or (),
+            stop_token_ids=stop_token_id or (),
+            ignore_eos=ignore_eos,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping.value_of_params,
+            prompt_lookup_num_tokens=prompt_lookup,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
         dtype = dtype_name(dtype)
-        pool = {"num_blocks": num_blocks, "memory": None if num_blocks else parse_memory(memory or _MEMORY)}
-        pool["swap_memory"] = None if swap_memory is None else parse_memory(swap_memory)
+        pool_bytes = None if num_blocks else parse_memory(memory or _MEMORY)
+        swap_bytes = None if swap_memory is None else parse_memory(swap_memory)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from error
     texts = _read_prompts(prompts or [], file)
@@ -122,16 +152,17 @@ def generate(
     results: list[Result] = []
     is_interrupted = False
     try:
-        _check_packages()
-        params = _params(sampling)
-        engine = _load_engine(
-            model,
-            dtype,
+        from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch, which takes seconds
+
+        engine = Engine(
+            *_load_model(model, dtype),
+            num_blocks=num_blocks,
+            memory=pool_bytes,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             prefix_caching=not no_prefix_cache,
+            swap_memory=swap_bytes,
             preemption=preemption.value,
-            **pool,
         )
         _answer(engine, texts, params, results, stream=stream)
     except KeyboardInterrupt:
@@ -140,11 +171,11 @@ def generate(
         results.sort(key=lambda result: (result.index, result.sample))
         report, num_blocks = engine.report(), engine.cache.manager.num_blocks
         if as_json:
-            _show_json(texts, results, report, num_blocks)
+            show_json(texts, results, report, num_blocks)
         else:
             if not stream:
-                _show_answers(texts, results)
-            _show_report(report, num_blocks)
+                show_answers(texts, results)
+            show_report(report, num_blocks)
     if is_interrupted:
         typer.echo("looseleaf: interrupted", err=True)
         raise typer.Exit(_EXIT_INTERRUPTED)
@@ -165,143 +196,49 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def _check_packages() -> None:
-    try:
-        import torch  # noqa: F401, PLC0415 - takes seconds; transformers without it prints a warning
-        import transformers  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        if error.name not in {"torch", "transformers"}:
-            raise
-        raise MissingPackage(error.name, _INSTALL) from error
+def _read_bias(given: list[str]) -> dict[int, float] | None:
+    bias = {}
+    for one in given:
+        token_id, _, number = one.partition("=")
+        try:
+            bias[int(token_id)] = float(number)
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias must be ID=NUMBER, not {one!r}") from None
+    return bias or None
 
 
-def _params(sampling: dict[str, Any]) -> SamplingParams:
-    from looseleaf.engine import SamplingParams  # noqa: PLC0415 - imports torch
-
-    try:
-        return SamplingParams(**sampling)
-    except InvalidArgument as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _load_engine(folder: Path | None, dtype: str, **pool: Any) -> Engine:  # noqa: ANN401 - the sizes of the pool
+def _load_model(folder: Path | None, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import transformers  # noqa: PLC0415 - takes seconds, as what follows
 
-    from looseleaf.engine import Engine  # noqa: PLC0415
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
     if folder is None:
-        return Engine(*load_smollm2(dtype), **pool)
+        return load_smollm2(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"--model {folder}: {error}") from error
-    return Engine(model.eval(), tokenizer, **pool)
+    return model.eval(), tokenizer
 
 
 def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
     """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
     num_answers, max_tokens = len(prompts) * params.n, params.max_tokens
     is_alone = num_answers == 1
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
-    with (
-        Progress(*columns, console=console, transient=True, disable=stream or not console.is_terminal) as progress,
-        closing(engine.stream(prompts, params)) as events,
-    ):
-        tokens = progress.add_task("tokens", total=num_answers * max_tokens)
-        answers = progress.add_task("answers", total=num_answers)
-        lines = _Lines()
+    with progress(is_hidden=stream) as bars, closing(engine.stream(prompts, params)) as events:
+        tokens = bars.add_task("tokens", total=num_answers * max_tokens)
+        answers = bars.add_task("answers", total=num_answers)
+        lines = Lines()
         for event in events:
             if stream:
                 if is_alone:
                     typer.echo(event.text, nl=event.result is not None)
                 else:
                     lines.add(event)
-            progress.advance(tokens)
+            bars.advance(tokens)
             if event.result is not None:
                 results.append(event.result)
-                progress.advance(answers)
-                progress.advance(tokens, max_tokens - len(event.result.token_ids))
-
-
-class _Lines:
-    """Several answers at once: each of their lines as soon as it is whole, with the answer's number."""
-
-    def __init__(self) -> None:
-        self._begun: dict[tuple[int, int], str] = {}
-
-    def add(self, event: TokenEvent) -> None:
-        """Print what became whole."""
-        key = event.index, event.sample
-        *whole, rest = (self._begun.get(key, "") + event.text).split("\n")
-        self._begun[key] = rest
-        if event.result is not None and rest:
-            whole.append(rest)
-        if event.result is not None and event.result.error is not None:
-            whole.append(f"refused: {event.result.error}")
-        for line in whole:
-            typer.echo(f"[{_number(event)}] {line}")
-
-
-def _number(answer: Result | TokenEvent) -> str:
-    return f"{answer.index + 1}" + (f".{answer.sample + 1}" if answer.sample else "")
-
-
-def _show_json(prompts: list[str], results: list[Result], report: Report, num_blocks: int) -> None:
-    answers = [
-        {
-            "index": result.index,
-            "prompt": prompts[result.index],
-            "text": result.text,
-            "finish_reason": result.finish_reason,
-            "error": str(result.error) if result.error else None,
-            "num_prompt_tokens": len(result.prompt_token_ids),
-            "token_ids": result.token_ids,
-            "sample": result.sample,
-            "score": result.score,
-            "num_cached_tokens": result.num_cached_tokens,
-            "num_preemptions": result.num_preemptions,
-            "timings": asdict(result.timings),
-            "logprobs": [asdict(one) for one in result.logprobs] or None,
-        }
-        for result in results
-    ]
-    document = {"results": answers, "report": asdict(report) | {"num_blocks": num_blocks}}
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
-
-
-def _show_answers(prompts: list[str], results: list[Result]) -> None:
-    for result in results:
-        typer.secho(f"[{_number(result)}] {prompts[result.index]}", bold=True)
-        typer.echo(f"{result.text}\n" if result.error is None else f"refused: {result.error}\n")
-
-
-def _show_report(report: Report, num_blocks: int) -> None:
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in _rows(report, num_blocks):
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
-    return [
-        ("requests finished", f"{report.num_finished} of {report.num_requests}"),
-        ("prompt tokens", f"{report.num_prompt_tokens:,}"),
-        ("of them in the cache", f"{report.num_cached_tokens:,}"),
-        ("generated tokens", f"{report.num_generated_tokens:,}"),
-        ("time", f"{report.seconds:.2f} s"),
-        ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
-        ("steps", f"{report.num_steps:,}"),
-        ("preemptions", f"{report.num_preemptions:,}"),
-        ("most sequences at once", f"{report.peak_running}"),
-        ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
-        ("KV cache, paged", format_bytes(report.paged_bytes)),
-        ("KV cache, contiguous for the longest request", format_bytes(report.padded_bytes)),
-        ("KV cache, contiguous for the longest sequence", format_bytes(report.contiguous_bytes)),
-        ("slots in use without a token", f"{report.wasted_slots_percent:.1f} %"),
-    ]
+                bars.advance(answers)
+                bars.advance(tokens, max_tokens - len(event.result.token_ids))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from looseleaf.cli.progress import progress
 
 if TYPE_CHECKING:
     from looseleaf.engine.replay import Outcome
@@ -57,27 +58,26 @@ def replay(
     if step_ms is not None and max_sequences == 1:
         raise typer.BadParameter("--step-ms needs --max-sequences above 1")
     step_seconds = None if step_ms is None else step_ms / 1000
-    from looseleaf.engine.replay import Replay, read_trace  # noqa: PLC0415 - the engine imports torch
+    from looseleaf.engine.replay import Replay  # noqa: PLC0415 - for a faster start
+    from looseleaf.engine.trace import read_trace  # noqa: PLC0415
 
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     found: dict[str, list[Outcome]] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress() as bars:
         for path in traces:
             entries = read_trace(path)[:max_requests]
-            has_ids = bool(entries) and entries[0].ids is not None
+            has_ids = any(entry.ids is not None for entry in entries)
             sizes = block_size or [512 if has_ids else 16]
             ready = Replay(entries, sizes)
             found[path.name] = []
             for size in sizes:
                 for capacity in num_blocks or [1_000, 3_000, 10_000, 30_000, 100_000]:
-                    task = progress.add_task(f"{path.name}, {size} x {capacity:,}", total=len(entries))
+                    task = bars.add_task(f"{path.name}, {size} x {capacity:,}", total=len(entries))
                     outcome = ready.run(
                         size,
                         num_blocks=capacity,
                         max_sequences=max_sequences or (1 if has_ids and step_ms is None else 64),
                         step_seconds=step_seconds,
-                        on_request=lambda task=task: progress.advance(task),  # type: ignore[misc]
+                        on_request=lambda task=task: bars.advance(task),  # type: ignore[misc]
                     )
                     found[path.name].append(outcome)
     if as_json:

@@ -1,17 +1,8 @@
-"""Replay a trace of requests without a model: what a pool of some size would have hit, evicted and preempted.
-
-Two kinds of files are read. Lines of JSON with `hash_ids` and `output_length`, as in the public traces of Mooncake: an
-id stands for 512 tokens and all before them, so prompts that share an id share a prefix. Tables with the columns
-ContextTokens and GeneratedTokens, as in the public traces of Azure: lengths only, so that no two prompts are alike.
-Where a request says when it came (`timestamp` in milliseconds, TIMESTAMP as a date), it comes then.
-"""
+"""Replay a trace of requests without a model: what a pool of some size would have hit, evicted and preempted."""
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import ceil, gcd
 from typing import TYPE_CHECKING
 
@@ -21,39 +12,23 @@ from looseleaf.allocator import BlockManager
 from looseleaf.engine.params import SamplingParams
 from looseleaf.engine.request import Request
 from looseleaf.engine.scheduler import Scheduler
+from looseleaf.engine.trace import TOKENS_PER_ID
 from looseleaf.errors import InvalidArgument, NeverFits, OutOfBlocks
 from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_BATCH_TOKENS", "Entry", "Outcome", "Replay", "read_trace"]
+    from looseleaf.engine.trace import Entry
 
-TOKENS_PER_ID = 512
+__all__ = ["MAX_BATCH_TOKENS", "Outcome", "Replay"]
+
 MAX_BATCH_TOKENS = 2048
 """Of a step, or as many as sequences run at once if those are more."""
 _TOKENS_PER_BLOCK = 4
 """Of a scaled block: the fewest that leave room for lengths that end inside one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One request of a trace.
-
-    Attributes:
-        ids: of its prompt, each for 512 tokens; None: it is like no other.
-        prompt_len: tokens of the prompt.
-        num_generated: tokens of the answer.
-        seconds: when it came, from any point in time that all have in common.
-    """
-
-    ids: list[int] | None
-    prompt_len: int
-    num_generated: int
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +61,6 @@ class Outcome:
     num_steps: int
 
 
-def read_trace(path: Path) -> list[Entry]:
-    """Read a trace.
-
-    Raises:
-        InvalidArgument: the file is of neither kind.
-    """
-    text = path.read_text(encoding="utf-8")
-    try:
-        if text.lstrip().startswith("{"):
-            return [_entry_of_json(line) for line in text.splitlines() if line.strip()]
-        return [_entry_of_row(row) for row in csv.DictReader(text.splitlines())]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{path} is no trace: {type(error).__name__} {error}") from error
-
-
 class Replay:
     """A trace, ready to be replayed on pools of several sizes.
 
@@ -111,6 +71,7 @@ class Replay:
     Raises:
         InvalidArgument: there is no request, or a block size does not divide 512, or is divided by it.
 
+    >>> from looseleaf.engine.trace import Entry
     >>> entries = [Entry([0, 1], 1024, 10), Entry([0, 2], 1024, 10)]
     >>> Replay(entries, [512]).run(512, num_blocks=8).hit_percent
     25.0
@@ -133,7 +94,7 @@ class Replay:
         num_blocks: int,
         max_sequences: int = 1,
         step_seconds: float | None = None,
-        on_request: Callable[[], object] = int,
+        on_request: Callable[[], object] = lambda: None,
     ) -> Outcome:
         """Replay.
 
@@ -277,27 +238,4 @@ def _unlike_others(number: int, length: int) -> NDArray[np.int64]:
 
 
 def _of_ids(ids: Sequence[int], per_id: int) -> NDArray[np.int64]:
-    tokens = np.repeat(np.array(ids, dtype=np.int64) * per_id, per_id)
-    tokens += np.tile(np.arange(per_id, dtype=np.int64), len(ids))
-    return tokens
-
-
-def _entry_of_json(line: str) -> Entry:
-    record = json.loads(line)
-    ids = [int(number) for number in record["hash_ids"]]
-    prompt_len = int(record.get("input_length", len(ids) * TOKENS_PER_ID))
-    if -(-prompt_len // TOKENS_PER_ID) != len(ids):
-        raise ValueError(f"input_length {prompt_len} has not {len(ids)} blocks of {TOKENS_PER_ID} tokens")
-    seconds = float(record.get("timestamp", 0)) / 1000
-    return Entry(ids, _at_least_1(prompt_len), _at_least_1(record.get("output_length", 1)), seconds)
-
-
-def _entry_of_row(row: dict[str, str]) -> Entry:
-    prompt_len, num_generated = _at_least_1(row["ContextTokens"]), _at_least_1(row["GeneratedTokens"])
-    date = row.get("TIMESTAMP")
-    seconds = datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp() if date else 0.0
-    return Entry(None, prompt_len, num_generated, seconds)
-
-
-def _at_least_1(value: object) -> int:
-    return max(int(str(value)), 1)
+    return np.add.outer(np.array(ids, dtype=np.int64) * per_id, np.arange(per_id)).ravel()
