@@ -34,6 +34,17 @@ def test_a_model_that_ignores_our_attention_is_refused_at_its_first_step(family:
         assert engine.cache.manager.stats().num_available == 8
 
 
+def test_a_layer_that_attends_by_itself_is_refused_at_the_first_step(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = tiny_model.model.layers[1].self_attn
+    monkeypatch.setattr(attention, "config", transformers.LlamaConfig(attn_implementation="eager"))
+    engine = Engine(tiny_model, num_blocks=8)
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM called looseleaf_paged for layers \[0, 2\]"):
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+    assert engine.cache.manager.stats().num_available == 8
+
+
 def test_a_rotation_by_the_longest_of_a_batch_is_refused_beyond_where_it_begins() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     config = transformers.LlamaConfig(

@@ -17,7 +17,7 @@ from looseleaf.engine.report import Meter, Report
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, UnsupportedModel
 from looseleaf.integrations.transformers.attention import use_paged_attention
-from looseleaf.integrations.transformers.versions import steady_rope_len
+from looseleaf.integrations.transformers.versions import steady_rope_len, text_config
 from looseleaf.sizing import bytes_per_token
 
 if TYPE_CHECKING:
@@ -101,10 +101,11 @@ class Engine:
             raise InvalidArgument(f'preemption must be "auto", "recompute" or "swap", not {preemption!r}')
         if preemption == "swap" and swap_memory is None:
             raise InvalidArgument('preemption="swap" needs swap_memory')
-        shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
+        config = text_config(model)
+        shape = ModelShape.from_config(config, dtype=str(model.dtype))
         if max_sequence_len is None:
             max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
-        steady_len = steady_rope_len(model.config)
+        steady_len = steady_rope_len(config)
         if steady_len is not None and max_sequence_len > steady_len:
             raise UnsupportedModel(
                 f"{type(model).__name__} rotates tokens by the longest sequence of a batch above {steady_len} tokens: "

@@ -18,17 +18,25 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
-from looseleaf.integrations.transformers.versions import missing_scale
+from looseleaf.integrations.transformers.versions import missing_scale, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from looseleaf.cache import Step
 
-__all__ = ["ATTENTION_NAME", "Scoring", "check_layer_types", "paged_attention", "scoring", "use_paged_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "Scoring",
+    "check_attention",
+    "paged_attention",
+    "scoring",
+    "use_attention",
+    "use_paged_attention",
+]
 
 ATTENTION_NAME = "looseleaf_paged"
 """What `set_attn_implementation` calls it. Names with "flash" in them take another path inside transformers."""
@@ -155,16 +163,37 @@ def paged_attention(
     return out[None], None
 
 
-def check_layer_types(config: PretrainedConfig) -> None:
-    """Refuse a model whose layers see something else than all or the nearest earlier tokens.
+def check_attention(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention ours cannot take the place of.
 
     Raises:
-        UnsupportedModel: there is such a layer.
+        UnsupportedModel: it computes its attention itself, has layers that see something else than all or the nearest
+            earlier tokens, or is an encoder-decoder.
     """
-    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not model._can_set_attn_implementation():  # noqa: SLF001 - transformers has no public name for it
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not take its attention from transformers' AttentionInterface"
+        )
+    layer_types = set(getattr(text_config(model), "layer_types", None) or ())
     if not layer_types <= _LAYER_TYPES:
         others = ", ".join(sorted(layer_types - _LAYER_TYPES))
         raise UnsupportedModel(f"layer_types must be {', '.join(sorted(_LAYER_TYPES))}, not {others}")
+
+
+@contextmanager
+def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the layers that fill the cache attend by a registered function inside a `with`, and as before after it.
+
+    Other parts of a multimodal model, such as its vision tower, keep their attention.
+    """
+    config = text_config(model)
+    # `set_attn_implementation` would walk through all modules, and set the parts of a multimodal model alike.
+    before = config._attn_implementation_internal  # noqa: SLF001
+    config._attn_implementation_internal = name  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before  # noqa: SLF001
 
 
 @contextmanager
@@ -172,15 +201,11 @@ def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let a model attend through block tables inside a `with`, and as before after it.
 
     Raises:
-        UnsupportedModel: the model has layers that see something else than all or the nearest earlier tokens.
+        UnsupportedModel: as `check_attention`.
     """
-    check_layer_types(model.config)
-    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
-    model.set_attn_implementation(ATTENTION_NAME)
-    try:
+    check_attention(model)
+    with use_attention(model, ATTENTION_NAME):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _keep_mask(*_: object, attention_mask: Tensor | None = None, **__: object) -> Tensor | None:

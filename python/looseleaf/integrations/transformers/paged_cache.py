@@ -15,7 +15,13 @@ from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
 from looseleaf.integrations.transformers.forward import Forward
 from looseleaf.integrations.transformers.rows import Columns, Rows
-from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS, cropped_length, has_steady_rope, num_queries
+from looseleaf.integrations.transformers.versions import (
+    CACHE_ARGUMENTS,
+    cropped_length,
+    has_steady_rope,
+    num_queries,
+    text_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +108,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             InvalidArgument, InvalidType: an argument cannot be.
         """
         self._binding: Binding | None = bind(model)
-        shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
+        shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
         pool = PagedKVCache(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -293,7 +299,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
         if arguments.get("output_attentions"):
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
-        columns = _columns(arguments, is_plain=has_steady_rope(model.config))
+        columns = _columns(arguments, is_plain=has_steady_rope(text_config(model)))
         step = self._rows.prepare(columns)
         packed = self._rows.packed
         self._forward = Forward(
