@@ -206,6 +206,30 @@ def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
     assert generate(tiny_model, cache, ids).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("num_computed", [0, 5])
+def test_a_pass_that_cannot_begin_leaves_the_cache_as_it_was(
+    num_computed: int,
+    tiny_model: PreTrainedModel,
+    cache: PagedCache,
+    generate: Generate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]])
+    if num_computed:
+        generate(tiny_model, cache, ids[:, :num_computed], max_new_tokens=1, min_new_tokens=1)
+    num_in_use = cache.pool.stats().num_in_use
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("looseleaf.integrations.transformers.paged_cache.Forward", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            generate(tiny_model, cache, torch.cat((ids[:, :5], torch.full((1, 4), 99)), dim=1))
+    assert (cache.get_seq_length(), cache.pool.stats().num_in_use) == (num_computed, num_in_use)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
+
+
 @pytest.mark.model
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["greedy", "four beams"])

@@ -301,16 +301,16 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
         columns = _columns(arguments, is_plain=has_steady_rope(text_config(model)))
         step = self._rows.prepare(columns)
-        packed = self._rows.packed
-        self._forward = Forward(
-            step,
-            num_rows=columns.num_rows,
-            num_columns=columns.num_columns,
-            packed_rows=None if packed is None else torch.from_numpy(packed).to(self.pool.storage.device),
-            num_layers=len(self.layers),
-            name=type(model).__name__,
-        )
         try:
+            packed = self._rows.packed
+            self._forward = Forward(
+                step,
+                num_rows=columns.num_rows,
+                num_columns=columns.num_columns,
+                packed_rows=None if packed is None else torch.from_numpy(packed).to(self.pool.storage.device),
+                num_layers=len(self.layers),
+                name=type(model).__name__,
+            )
             output = run()
             self._forward.check_complete()
             self._rows.commit()
