@@ -109,6 +109,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         """
         self._binding: Binding | None = bind(model)
         shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
+        if max_sequence_len is None:
+            max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
         pool = PagedKVCache(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -119,7 +121,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             num_blocks=num_blocks,
             memory=memory,
             max_sequences=max_sequences,
-            max_sequence_len=max_sequence_len or shape.max_sequence_len or _MAX_SEQUENCE_LEN,
+            max_sequence_len=max_sequence_len,
             max_batch_tokens=None,
         )
         self._open(Rows(pool))
