@@ -6,15 +6,14 @@ import pytest
 import torch
 import transformers
 
-from looseleaf import PagedKVCache
-from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument
 from looseleaf.integrations.transformers.attention import ATTENTION_NAME, use_paged_attention
+from looseleaf.integrations.transformers.pool import cache_shape, new_pool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from looseleaf.cache import Step
+    from looseleaf.cache import PagedKVCache, Step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,16 +54,16 @@ def new_model(family: str, attention: str = "eager") -> PreTrainedModel:
 
 
 def new_cache(model: PreTrainedModel) -> PagedKVCache:
-    shape = ModelShape.from_config(model.config, dtype="float32")
-    return PagedKVCache(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=torch.float32,
+    shape, max_sequence_len = cache_shape(model, max_sequence_len=128)
+    return new_pool(
+        model,
+        shape,
+        max_sequence_len=max_sequence_len,
         num_blocks=32,
+        memory=None,
         block_size=8,
         max_sequences=4,
-        max_sequence_len=128,
+        max_batch_tokens=None,
     )
 
 

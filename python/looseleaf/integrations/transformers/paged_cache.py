@@ -9,11 +9,10 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from looseleaf.cache import PagedKVCache
-from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
 from looseleaf.integrations.transformers.forward import Forward
+from looseleaf.integrations.transformers.pool import cache_shape, new_pool
 from looseleaf.integrations.transformers.rows import Columns, Rows
 from looseleaf.integrations.transformers.versions import (
     CACHE_ARGUMENTS,
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from looseleaf.cache import PagedKVCache
+
 __all__ = ["PagedCache"]
 
-_MAX_SEQUENCE_LEN = 8192
 _NUM_MASK_DIMENSIONS = 2
 
 # Arguments of a forward pass that change no key and no value, beside those that `Rows` reads. With any other, token
@@ -108,20 +108,15 @@ class PagedCache(Cache):  # type: ignore[misc]
             InvalidArgument, InvalidType: an argument cannot be.
         """
         self._binding: Binding | None = bind(model)
-        shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
-        if max_sequence_len is None:
-            max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
-        pool = PagedKVCache(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=model.device,
-            block_size=block_size,
+        shape, max_sequence_len = cache_shape(model, max_sequence_len=max_sequence_len)
+        pool = new_pool(
+            model,
+            shape,
+            max_sequence_len=max_sequence_len,
             num_blocks=num_blocks,
             memory=memory,
+            block_size=block_size,
             max_sequences=max_sequences,
-            max_sequence_len=max_sequence_len,
             max_batch_tokens=None,
         )
         self._open(Rows(pool))
