@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, PromptMismatch
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as PySequence
@@ -223,7 +224,7 @@ class Rows:
         num_new = length - np.maximum(padding, self.length)
         total, storage = int(num_new.sum()), self.pool.storage
         if total > storage.num_blocks * storage.block_size:
-            raise NeverFits(-(-total // storage.block_size), storage.num_blocks)
+            raise NeverFits(blocks_for_tokens(total, storage.block_size), storage.num_blocks)
         is_token = None if total == num_rows * columns.num_columns else self._is_token(length, padding)
         token_ids = columns.token_ids if not self or self._token_ids is not None else None
         is_shared = self._is_shared and token_ids is not None and self._is_plain(columns, padding, is_token)
