@@ -13,7 +13,7 @@ from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
 from looseleaf.integrations.transformers.forward import Forward
 from looseleaf.integrations.transformers.pool import cache_shape, new_pool
-from looseleaf.integrations.transformers.rows import Columns, Rows
+from looseleaf.integrations.transformers.rows import BatchRows, Columns
 from looseleaf.integrations.transformers.versions import (
     CACHE_ARGUMENTS,
     cropped_length,
@@ -36,8 +36,8 @@ __all__ = ["PagedCache"]
 
 _NUM_MASK_DIMENSIONS = 2
 
-# Arguments of a forward pass that change no key and no value, beside those that `Rows` reads. With any other, token
-# types or pictures for example, the blocks are not those of the ids alone, and no other prompt may share them.
+# Arguments of a forward pass that change no key and no value, beside those that `BatchRows` reads. With any other,
+# token types or pictures for example, the blocks are not those of the ids alone, and no other prompt may share them.
 _PLAIN_ARGUMENTS = frozenset(
     {
         *("input_ids", "attention_mask", "position_ids", "cache_position", *CACHE_ARGUMENTS, "use_cache", "labels"),
@@ -119,9 +119,9 @@ class PagedCache(Cache):  # type: ignore[misc]
             max_sequences=max_sequences,
             max_batch_tokens=None,
         )
-        self._open(Rows(pool))
+        self._open(BatchRows(pool))
 
-    def _open(self, rows: Rows) -> None:
+    def _open(self, rows: BatchRows) -> None:
         """Begin over these rows."""
         self._rows = rows
         self._forward: Forward | None = None
@@ -296,7 +296,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
         if arguments.get("output_attentions"):
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
-        columns = _columns(arguments, is_plain=has_steady_rope(text_config(model)))
+        columns = _columns(arguments, is_rope_steady=has_steady_rope(text_config(model)))
         step = self._rows.prepare(columns)
         try:
             packed = self._rows.packed
@@ -365,7 +365,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: BatchRows) -> None:
         super().__init__()
         self.is_initialized = True
         self._rows = rows  # not the cache, which holds this object and must be collected at once
@@ -388,7 +388,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         raise InvalidArgument("a layer of a PagedCache is filled through the cache's own update()")
 
 
-def _columns(arguments: Mapping[str, Any], *, is_plain: bool) -> Columns:
+def _columns(arguments: Mapping[str, Any], *, is_rope_steady: bool) -> Columns:
     """What a forward pass brings, on the host."""
     input_ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
     tokens = arguments.get("inputs_embeds") if input_ids is None else input_ids
@@ -400,7 +400,8 @@ def _columns(arguments: Mapping[str, Any], *, is_plain: bool) -> Columns:
         token_ids=None if input_ids is None else _ids(input_ids),
         mask=_mask(arguments.get("attention_mask")),
         positions=None if positions is None else _ids(positions),
-        is_plain=is_plain and all(name in _PLAIN_ARGUMENTS for name, value in arguments.items() if value is not None),
+        follows_from_ids=is_rope_steady
+        and all(name in _PLAIN_ARGUMENTS for name, value in arguments.items() if value is not None),
     )
 
 

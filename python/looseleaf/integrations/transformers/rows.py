@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from looseleaf.allocator import Sequence
     from looseleaf.cache import PagedKVCache, Step
 
-__all__ = ["Columns", "Rows"]
+__all__ = ["BatchRows", "Columns"]
 
 
 class Columns(NamedTuple):
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
         token_ids: int64 [num_rows, num_columns]; None: not known.
         mask: bool [num_rows, computed columns + num_columns], False where there is padding; None: nowhere.
         positions: int64 [num_rows or 1, num_columns]; None: the model counts.
-        is_plain: nothing else goes into keys and values.
+        follows_from_ids: nothing but the ids, and the positions, goes into keys and values.
     """
 
     num_rows: int
@@ -37,10 +37,10 @@ class Columns(NamedTuple):
     token_ids: NDArray[np.int64] | None
     mask: NDArray[np.bool_] | None
     positions: NDArray[np.int64] | None
-    is_plain: bool
+    follows_from_ids: bool
 
 
-class Rows:
+class BatchRows:
     """One sequence of the pool for each row of a batch, and where its tokens stand.
 
     A row has padding in its first columns and tokens in all others. Only the tokens have slots in the pool.
@@ -72,13 +72,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def fork(self) -> Rows:
+    def fork(self) -> BatchRows:
         """Rows that share all computed tokens with these. Copies nothing until one of them writes.
 
         Raises:
             TooManySequences: no place for as many sequences again.
         """
-        other = Rows(self.pool)
+        other = BatchRows(self.pool)
         other._keep(_forks(self._sequences))
         other.length, other._padding, other._token_ids = self.length, self._padding, self._token_ids
         other._is_shared = self._is_shared
@@ -227,7 +227,7 @@ class Rows:
             raise NeverFits(blocks_for_tokens(total, storage.block_size), storage.num_blocks)
         is_token = None if total == num_rows * columns.num_columns else self._is_token(length, padding)
         token_ids = columns.token_ids if not self or self._token_ids is not None else None
-        is_shared = self._is_shared and token_ids is not None and self._is_plain(columns, padding, is_token)
+        is_shared = self._is_shared and token_ids is not None and self._follows_from_ids(columns, padding, is_token)
         tokens = None
         if token_ids is not None and is_shared:
             tokens = token_ids.reshape(-1) if is_token is None else token_ids[is_token]
@@ -253,12 +253,14 @@ class Rows:
         """Which of the new columns up to `length` hold tokens: bool [rows, columns]."""
         return np.arange(self.length, length) >= padding[:, None]
 
-    def _is_plain(self, columns: Columns, padding: NDArray[np.int64], is_token: NDArray[np.bool_] | None) -> bool:
+    def _follows_from_ids(
+        self, columns: Columns, padding: NDArray[np.int64], is_token: NDArray[np.bool_] | None
+    ) -> bool:
         """Whether keys and values follow from the ids before them alone, so that other prompts may share them.
 
         They do where each token's position is its place in its row and nothing else went in.
         """
-        if not columns.is_plain:
+        if not columns.follows_from_ids:
             return False
         if columns.positions is None:
             return not padding.any()  # models count columns then
