@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, PromptMismatch
+from looseleaf.integrations.transformers.columns import left_padding
 from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
@@ -16,28 +17,9 @@ if TYPE_CHECKING:
 
     from looseleaf.allocator import Sequence
     from looseleaf.cache import PagedKVCache, Step
+    from looseleaf.integrations.transformers.columns import Columns
 
-__all__ = ["BatchRows", "Columns"]
-
-
-class Columns(NamedTuple):
-    """The new columns of a forward pass.
-
-    Attributes:
-        num_rows: rows of the batch.
-        num_columns: how many there are.
-        token_ids: int64 [num_rows, num_columns]; None: not known.
-        mask: bool [num_rows, computed columns + num_columns], False where there is padding; None: nowhere.
-        positions: int64 [num_rows or 1, num_columns]; None: the model counts.
-        follows_from_ids: nothing but the ids, and the positions, goes into keys and values.
-    """
-
-    num_rows: int
-    num_columns: int
-    token_ids: NDArray[np.int64] | None
-    mask: NDArray[np.bool_] | None
-    positions: NDArray[np.int64] | None
-    follows_from_ids: bool
+__all__ = ["BatchRows"]
 
 
 class BatchRows:
@@ -145,7 +127,7 @@ class BatchRows:
             InvalidArgument: padding elsewhere than on the left, or an id that cannot be.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
         """
-        padding = _left_padding(mask, token_ids.shape[0], token_ids.shape[1])
+        padding = left_padding(mask, token_ids.shape[0], token_ids.shape[1])
         if not token_ids.size or (padding == token_ids.shape[1]).any():
             raise EmptyPrompt
         sequences: list[Sequence] = []
@@ -215,7 +197,7 @@ class BatchRows:
                 f"the batch has {num_rows} rows, the cache {len(self)}; batch_repeat_interleave() makes more of them, "
                 "reset() empties the cache"
             )
-        padding = _left_padding(columns.mask, num_rows, length)
+        padding = left_padding(columns.mask, num_rows, length)
         if self and (np.minimum(padding, self.length) != self._padding).any():
             raise InvalidArgument(
                 f"attention_mask pads the first {padding.tolist()} columns of each row, the cache holds rows with "
@@ -304,25 +286,6 @@ class _Plan(NamedTuple):
     packed: NDArray[np.int64] | None
     is_shared: bool
     is_first: bool
-
-
-def _left_padding(mask: NDArray[np.bool_] | None, num_rows: int, num_columns: int) -> NDArray[np.int64]:
-    """Columns of padding before the first token of each row; there must be none behind it."""
-    if mask is None:
-        return np.zeros(num_rows, np.int64)
-    if mask.shape != (num_rows, num_columns):
-        raise InvalidArgument(
-            f"attention_mask must be [{num_rows}, {num_columns}], all computed columns and the new ones, "
-            f"was {list(mask.shape)}"
-        )
-    num_tokens = mask.sum(axis=1)
-    padding: NDArray[np.int64] = num_columns - num_tokens
-    if ((mask.argmax(axis=1) != padding) & (num_tokens > 0)).any():
-        raise InvalidArgument(
-            "attention_mask has zeros behind a one: a paged cache takes padding on the left alone; "
-            'set tokenizer.padding_side = "left"'
-        )
-    return padding
 
 
 def _empty_sequences(pool: PagedKVCache, count: int, *, cache: bool) -> list[Sequence]:
