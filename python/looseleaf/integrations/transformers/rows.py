@@ -42,7 +42,7 @@ class BatchRows:
 
     def _clear(self) -> None:
         self.length = 0
-        self._token_ids: NDArray[np.int64] | None = None  # int64 [rows, length]; None where one is not known
+        self._token_ids: NDArray[np.int64] | None = None  # int64 [rows, length or more]; None: not known
         self._is_shared = True  # whether the manager may know the ids, and let other prompts find the blocks by them
         self._padding = np.zeros(0, np.int64)
         self._keep([])
@@ -62,7 +62,8 @@ class BatchRows:
         """
         other = BatchRows(self.pool)
         other._keep(_forks(self._sequences))
-        other.length, other._padding, other._token_ids = self.length, self._padding, self._token_ids
+        other.length, other._padding = self.length, self._padding
+        other._token_ids = None if self._token_ids is None else self._token_ids[:, : self.length].copy()
         other._is_shared = self._is_shared
         return other
 
@@ -103,8 +104,6 @@ class BatchRows:
         for sequence, num_tokens in zip(self._sequences, (length - padding).tolist(), strict=True):
             sequence.truncate(num_tokens)
         self.length, self._padding = length, padding
-        if self._token_ids is not None:
-            self._token_ids = self._token_ids[:, :length]
 
     def release(self) -> None:
         """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed."""
@@ -259,13 +258,12 @@ class BatchRows:
             return
         plan.step.commit()
         self._plan = None
-        self.length, self._padding, self._is_shared = plan.length, plan.padding, plan.is_shared
         if plan.token_ids is None:
             self._token_ids = None
-        elif self._token_ids is None:
-            self._token_ids = plan.token_ids.copy()
         else:
-            self._token_ids = np.concatenate((self._token_ids, plan.token_ids), axis=1)
+            self._token_ids = _with_room(self._token_ids, self.length, plan.token_ids.shape)
+            self._token_ids[:, self.length : plan.length] = plan.token_ids
+        self.length, self._padding, self._is_shared = plan.length, plan.padding, plan.is_shared
 
     def roll_back(self) -> None:
         """Forget the prepared step, as if it had never been."""
@@ -286,6 +284,18 @@ class _Plan(NamedTuple):
     packed: NDArray[np.int64] | None
     is_shared: bool
     is_first: bool
+
+
+def _with_room(token_ids: NDArray[np.int64] | None, length: int, new: tuple[int, ...]) -> NDArray[np.int64]:
+    """The ids of `length` columns with place for `new`, [rows, columns], behind them: doubled where there is none."""
+    num_rows, num_columns = new
+    capacity = 0 if token_ids is None else token_ids.shape[1]
+    if token_ids is not None and length + num_columns <= capacity:
+        return token_ids
+    wider = np.empty((num_rows, max(length + num_columns, 2 * capacity)), np.int64)
+    if token_ids is not None:
+        wider[:, :length] = token_ids[:, :length]
+    return wider
 
 
 def _empty_sequences(pool: PagedKVCache, count: int, *, cache: bool) -> list[Sequence]:
