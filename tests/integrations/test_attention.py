@@ -4,67 +4,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
+from tests.integrations.families import FAMILIES, new_model
 
-from looseleaf import PagedKVCache
-from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument
 from looseleaf.integrations.transformers.attention import ATTENTION_NAME, use_paged_attention
+from looseleaf.integrations.transformers.pool import cache_shape, new_pool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from looseleaf.cache import Step
+    from looseleaf.cache import PagedKVCache, Step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZES = {"vocab_size": 128, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4}
-HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
-WIDE = {"initializer_range": 0.2}  # logits that differ
-
-# What each family adds: grouped heads, a window in all layers, soft capping with windows in every other layer, one KV
-# head for all, biases and norms of their own.
-FAMILIES = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS, **WIDE)),
-    "mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**SIZES, **HEADS, **WIDE, sliding_window=9)
-    ),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, **HEADS, **WIDE)),
-    "gemma2": lambda: transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(**SIZES, **HEADS, **WIDE, sliding_window=9, attn_logit_softcapping=2.0)
-    ),
-    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(
-        transformers.GPTBigCodeConfig(vocab_size=128, n_positions=256, n_embd=48, n_layer=3, n_head=6, **WIDE)
-    ),
-    "gpt_oss": lambda: transformers.GptOssForCausalLM(
-        transformers.GptOssConfig(
-            **SIZES, **HEADS, **WIDE, sliding_window=9, num_local_experts=4, num_experts_per_tok=2
-        )
-    ),
-}
-
-
-def new_model(family: str, attention: str = "eager") -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            torch.nn.init.uniform_(parameter, -2, 2)
-    model.set_attn_implementation(attention)
-    return model
-
 
 def new_cache(model: PreTrainedModel) -> PagedKVCache:
-    shape = ModelShape.from_config(model.config, dtype="float32")
-    return PagedKVCache(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=torch.float32,
+    shape, max_sequence_len = cache_shape(model, max_sequence_len=128)
+    return new_pool(
+        model,
+        shape,
+        max_sequence_len=max_sequence_len,
         num_blocks=32,
+        memory=None,
         block_size=8,
         max_sequences=4,
-        max_sequence_len=128,
+        max_batch_tokens=None,
     )
 
 

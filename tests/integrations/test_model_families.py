@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
+from tests.integrations.families import FAMILIES, SELF_ATTENDING, WINDOW, new_model
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.errors import UnsupportedModel
@@ -15,35 +16,16 @@ from looseleaf.integrations.transformers import PagedCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transformers import PreTrainedModel
-
     Generate = Callable[..., torch.Tensor]
-    NewModel = Callable[[str], PreTrainedModel]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llama", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3", "gpt2", "gpt_neox", "gpt_bigcode")
-WINDOW = 9
 NUM_BLOCKS = 96
-
-# These compute their attention themselves, whatever they are told.
-OTHERS = {
-    "falcon": lambda: transformers.FalconForCausalLM(
-        transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    ),
-    "bloom": lambda: transformers.BloomForCausalLM(
-        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
-    ),
-}
-
-
-def test_every_family_of_the_fixture_is_here(families: tuple[str, ...]) -> None:
-    assert set(families) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_padded_batch_generates_the_tokens_of_eager_attention(
-    family: str, new_model: NewModel, generate: Generate, padded: tuple[torch.Tensor, torch.Tensor]
+    family: str, generate: Generate, padded: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     model = new_model(family)
     ids, mask = padded
@@ -59,7 +41,7 @@ def test_a_padded_batch_generates_the_tokens_of_eager_attention(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_generates_the_tokens_of_eager_attention(
-    family: str, new_model: NewModel, generate: Generate, padded: tuple[torch.Tensor, torch.Tensor]
+    family: str, generate: Generate, padded: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     if family in {"gpt2", "gpt_bigcode"} and transformers.__version__.startswith("4."):
         with pytest.raises(UnsupportedModel, match="does not hand arguments to its attention"):
@@ -79,7 +61,7 @@ def test_the_engine_generates_the_tokens_of_eager_attention(
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2])
-def test_a_window_counts_its_own_token(family: str, length: int, new_model: NewModel, cache_argument: str) -> None:
+def test_a_window_counts_its_own_token(family: str, length: int, cache_argument: str) -> None:
     model = new_model(family)
     ids = torch.randint(3, 128, (2, length), generator=torch.Generator().manual_seed(length))
     with torch.inference_mode(), PagedCache(model, num_blocks=NUM_BLOCKS, block_size=8) as cache:
@@ -90,16 +72,16 @@ def test_a_window_counts_its_own_token(family: str, length: int, new_model: NewM
     torch.testing.assert_close(torch.cat((got, last), dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("family", SELF_ATTENDING)
 def test_a_model_that_computes_its_attention_itself_is_refused(family: str) -> None:
-    model = OTHERS[family]().eval()
+    model = SELF_ATTENDING[family]().eval()
     with pytest.raises(UnsupportedModel, match=type(model).__name__):
         PagedCache(model, num_blocks=8)
     assert not {"forward", "generate"} & vars(model).keys()
 
 
 def test_a_layer_that_attends_by_itself_is_caught_by_the_first_pass(
-    monkeypatch: pytest.MonkeyPatch, new_model: NewModel, generate: Generate
+    monkeypatch: pytest.MonkeyPatch, generate: Generate
 ) -> None:
     model = new_model("llama")
     attention = model.model.layers[2].self_attn
@@ -112,9 +94,7 @@ def test_a_layer_that_attends_by_itself_is_caught_by_the_first_pass(
     assert model.config._attn_implementation == "eager"
 
 
-def test_the_last_layer_cannot_attend_by_itself_unseen(
-    monkeypatch: pytest.MonkeyPatch, new_model: NewModel, generate: Generate
-) -> None:
+def test_the_last_layer_cannot_attend_by_itself_unseen(monkeypatch: pytest.MonkeyPatch, generate: Generate) -> None:
     model = new_model("llama")
     monkeypatch.setattr(
         model.model.layers[3].self_attn, "config", transformers.LlamaConfig(attn_implementation="eager")

@@ -116,17 +116,22 @@ def test_beams_share_blocks_and_copy_only_those_they_write(
 
 
 def test_a_fork_goes_its_own_way(tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate) -> None:
-    prompt = torch.randint(3, 128, (2, 21), generator=torch.Generator().manual_seed(0))
-    generate(tiny_model, cache, prompt, max_new_tokens=1, min_new_tokens=1)
+    def answer(one: PagedCache | None, ids: torch.Tensor) -> torch.Tensor:
+        return generate(tiny_model, one, ids, attention_mask=torch.ones_like(ids), eos_token_id=None, max_new_tokens=4)
+
+    prompt = answer(cache, torch.randint(3, 128, (2, 21), generator=torch.Generator().manual_seed(0)))
     in_use = cache.pool.stats().num_in_use
     fork = copy.deepcopy(cache)
     assert fork.pool is cache.pool
     assert cache.pool.stats().num_in_use == in_use
-    for tail, one in ((torch.full((2, 4), 5), fork), (torch.full((2, 4), 6), cache)):
-        ids = torch.cat((prompt, tail), dim=1)
-        expected = generate(tiny_model, None, ids)
-        assert generate(tiny_model, one, ids).tolist() == expected.tolist()
-    del fork
+    conversations = {fork: prompt, cache: prompt}
+    # The second time, each must take what it has computed for its own.
+    for word in (5, 9):
+        for place, (one, said) in enumerate(conversations.items()):
+            ids = torch.cat((said, torch.full((2, 4), word + place)), dim=1)
+            conversations[one] = answer(one, ids)
+            assert conversations[one].tolist() == answer(None, ids).tolist()
+    del fork, one, conversations
     cache.reset()
     assert cache.pool.stats().num_in_use == 0
 
@@ -204,6 +209,30 @@ def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
         assert cache.get_seq_length() == 5
         cache.pool.manager.validate()
     assert generate(tiny_model, cache, ids).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_computed", [0, 5])
+def test_a_pass_that_cannot_begin_leaves_the_cache_as_it_was(
+    num_computed: int,
+    tiny_model: PreTrainedModel,
+    cache: PagedCache,
+    generate: Generate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]])
+    if num_computed:
+        generate(tiny_model, cache, ids[:, :num_computed], max_new_tokens=1, min_new_tokens=1)
+    num_in_use = cache.pool.stats().num_in_use
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("looseleaf.integrations.transformers.paged_cache.Forward", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            generate(tiny_model, cache, torch.cat((ids[:, :5], torch.full((1, 4), 99)), dim=1))
+    assert (cache.get_seq_length(), cache.pool.stats().num_in_use) == (num_computed, num_in_use)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
 
 
 @pytest.mark.model

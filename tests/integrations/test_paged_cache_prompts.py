@@ -200,6 +200,8 @@ def test_wrong_arguments_are_named(tiny_model: PreTrainedModel, cache: PagedCach
         PagedCache(3, num_blocks=4)
     with pytest.raises(InvalidArgument, match="num_blocks and memory"):
         PagedCache(tiny_model)
+    with pytest.raises(InvalidArgument, match="max_sequence_len is 0, must be 1 to"):
+        PagedCache(tiny_model, num_blocks=4, max_sequence_len=0)
     tiny_model.train()
     with pytest.raises(InvalidArgument, match="eval mode"):
         PagedCache(tiny_model, num_blocks=4)

@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from looseleaf.cache import PagedKVCache
 from looseleaf.cache.swap import SwapSpace
-from looseleaf.config import ModelShape
 from looseleaf.engine.loop import Loop
 from looseleaf.engine.prompts import Prompts
 from looseleaf.engine.report import Meter, Report
@@ -19,7 +17,8 @@ from looseleaf.engine.runner import Runner
 from looseleaf.engine.stream import Stream
 from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, UnsupportedModel
 from looseleaf.integrations.transformers.attention import use_paged_attention
-from looseleaf.integrations.transformers.versions import steady_rope_len
+from looseleaf.integrations.transformers.pool import cache_shape, new_pool
+from looseleaf.integrations.transformers.versions import steady_rope_len, text_config
 from looseleaf.sizing import bytes_per_token
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from looseleaf.cache import PagedKVCache
     from looseleaf.engine.params import SamplingParams
     from looseleaf.engine.request import Request
     from looseleaf.engine.result import Result, TokenEvent
 
 __all__ = ["Engine"]
-
-_MAX_SEQUENCE_LEN = 8192
 
 
 class Engine:
@@ -105,27 +103,22 @@ class Engine:
             raise InvalidArgument(f'preemption must be "auto", "recompute" or "swap", not {preemption!r}')
         if preemption == "swap" and swap_memory is None:
             raise InvalidArgument('preemption="swap" needs swap_memory')
-        shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
-        if max_sequence_len is None:
-            max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
-        steady_len = steady_rope_len(model.config)
+        shape, max_sequence_len = cache_shape(model, max_sequence_len=max_sequence_len)
+        steady_len = steady_rope_len(text_config(model))
         if steady_len is not None and max_sequence_len > steady_len:
             raise UnsupportedModel(
                 f"{type(model).__name__} rotates tokens by the longest sequence of a batch above {steady_len} tokens: "
                 f"answers would depend on each other; max_sequence_len must be at most that, not {max_sequence_len}"
             )
         self._model = model
-        self._cache = PagedKVCache(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=model.device,
-            block_size=block_size,
+        self._cache = new_pool(
+            model,
+            shape,
+            max_sequence_len=max_sequence_len,
             num_blocks=num_blocks,
             memory=memory,
+            block_size=block_size,
             max_sequences=max_sequences,
-            max_sequence_len=max_sequence_len,
             max_batch_tokens=max_batch_tokens,
             prefix_caching=prefix_caching,
         )

@@ -12,23 +12,30 @@ read through the table. Nothing here depends on the number of sequences.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
-from looseleaf.integrations.transformers.versions import missing_scale
+from looseleaf.integrations.transformers.versions import missing_scale, text_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from looseleaf.cache import Step
 
-__all__ = ["ATTENTION_NAME", "Scoring", "check_layer_types", "paged_attention", "scoring", "use_paged_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "Scoring",
+    "attention_function",
+    "check_attention",
+    "use_attention",
+    "use_paged_attention",
+]
 
 ATTENTION_NAME = "looseleaf_paged"
 """What `set_attn_implementation` calls it. Names with "flash" in them take another path inside transformers."""
@@ -38,92 +45,93 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class Scoring(NamedTuple):
-    """How a layer turns queries and keys into weights, in the words of the operators."""
+    """How a layer turns queries and keys into weights, in the words of the operators.
+
+    Attributes:
+        scale: factor of the scores; None is 1 / sqrt(head_dim).
+        window: keys that a token sees, its own included; None is all.
+        softcap: scores become softcap * tanh(score / softcap); 0 is off.
+        sinks: float32 [query_heads]; None: no sinks.
+    """
 
     scale: float | None
+    window: int | None
     softcap: float
     sinks: Tensor | None
 
 
-def scoring(
-    module: nn.Module,
-    *,
-    scaling: float | None,
-    dropout: float,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    position_bias: Tensor | None,
-    head_mask: Tensor | None,
-) -> Scoring:
-    """Take over what a layer hands to an attention function.
+class Attend(Protocol):
+    """What is left of an attention function once its arguments are taken over."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scoring: Scoring,
+        step: Step | None,
+    ) -> Tensor:
+        """Attend: [rows, heads, columns, head_dim] to [rows, columns, query_heads, head_dim]."""
+
+
+def attention_function(attend: Attend) -> Callable[..., tuple[Tensor, None]]:
+    """Make a function to register with transformers, which calls it by the names that stand here.
+
+    It returns None for the weights, which are never formed. It raises InvalidArgument where an argument is there that
+    must be absent, and UnsupportedModel where the layer is not causal.
 
     Args:
-        module: the attention module.
-        scaling: factor of the scores; None is the module's own, else 1 / sqrt(head_dim).
-        dropout: must be 0.
-        softcap: scores become softcap * tanh(score / softcap); None is off.
-        s_aux: [query_heads], attention sinks.
-        position_bias: must be None.
-        head_mask: must be None.
-
-    Raises:
-        InvalidArgument: an argument that must be absent is there.
-        UnsupportedModel: the layer is not causal.
+        attend: does the work.
     """
-    if dropout or position_bias is not None or head_mask is not None:
-        raise InvalidArgument(
-            "dropout, position_bias and head_mask are not supported: call model.eval(), use another model"
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        step: Step | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        if dropout or position_bias is not None or head_mask is not None:
+            raise InvalidArgument(
+                "dropout, position_bias and head_mask are not supported: call model.eval(), use another model"
+            )
+        if not getattr(module, "is_causal", True):
+            raise UnsupportedModel(f"{type(module).__name__} is not causal")
+        scoring = Scoring(
+            scale=missing_scale(module) if scaling is None else scaling,
+            window=sliding_window,
+            softcap=softcap or 0.0,
+            sinks=None if s_aux is None else s_aux.detach().float(),
         )
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedModel(f"{type(module).__name__} is not causal")
-    return Scoring(
-        missing_scale(module) if scaling is None else scaling,
-        softcap or 0.0,
-        None if s_aux is None else s_aux.detach().float(),
-    )
+        return attend(module, query, key, value, attention_mask, scoring=scoring, step=step), None
+
+    return attention
 
 
-def paged_attention(
+def _attend_packed(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    head_mask: Tensor | None = None,
-    step: Step | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Write a layer's new keys and values into the cache, and attend through the block table.
-
-    Args:
-        module: the attention module; its `layer_idx` is the layer of the cache.
-        query: [1, query_heads, tokens, head_dim], rotated.
-        key: [1, kv_heads, tokens, head_dim], rotated.
-        value: [1, kv_heads, tokens, head_dim].
-        attention_mask: must be None; the step knows what each token sees.
-        scaling: as for `scoring`.
-        dropout: as for `scoring`.
-        sliding_window: keys that a token sees, its own included; None is all.
-        softcap: as for `scoring`.
-        s_aux: as for `scoring`.
-        position_bias: as for `scoring`.
-        head_mask: as for `scoring`.
-        step: whose tokens these are, from `PagedKVCache.step`.
-
-    Returns:
-        [1, tokens, query_heads, head_dim], and None for the weights, which are never formed.
-
-    Raises:
-        InvalidArgument: the step is missing, the batch is not 1, or an argument that must be absent is there.
-        UnsupportedModel: the layer is not causal.
-    """
+    scoring: Scoring,
+    step: Step | None,
+) -> Tensor:
+    """Write a layer's new keys and values, [1, kv_heads, tokens, head_dim], and attend through the block table."""
     if step is None:
         raise InvalidArgument(
             f"step is missing: {ATTENTION_NAME} runs packed batches of a paged cache; call the model with step=..., "
@@ -133,38 +141,41 @@ def paged_attention(
         raise InvalidArgument("attention_mask must be None: packed input has no padding, and the step is its mask")
     if query.shape[0] != 1:
         raise InvalidArgument(f"input_ids must be [1, tokens], all sequences in one row, not {query.shape[0]} rows")
-    scale, cap, sinks = scoring(
-        module,
-        scaling=scaling,
-        dropout=dropout,
-        softcap=softcap,
-        s_aux=s_aux,
-        position_bias=position_bias,
-        head_mask=head_mask,
-    )
-    out = step.attend(
-        cast("int", module.layer_idx),
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scale=scale,
-        window=sliding_window,
-        softcap=cap,
-        sinks=sinks,
-    )
-    return out[None], None
+    packed = [states[0].transpose(0, 1) for states in (query, key, value)]
+    return step.attend(cast("int", module.layer_idx), *packed, **scoring._asdict())[None]
 
 
-def check_layer_types(config: PretrainedConfig) -> None:
-    """Refuse a model whose layers see something else than all or the nearest earlier tokens.
+def check_attention(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention ours cannot take the place of.
 
     Raises:
-        UnsupportedModel: there is such a layer.
+        UnsupportedModel: it computes its attention itself, has layers that see something else than all or the nearest
+            earlier tokens, or is an encoder-decoder.
     """
-    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not model._can_set_attn_implementation():  # noqa: SLF001 - transformers has no public name for it
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not take its attention from transformers' AttentionInterface"
+        )
+    layer_types = set(getattr(text_config(model), "layer_types", None) or ())
     if not layer_types <= _LAYER_TYPES:
         others = ", ".join(sorted(layer_types - _LAYER_TYPES))
         raise UnsupportedModel(f"layer_types must be {', '.join(sorted(_LAYER_TYPES))}, not {others}")
+
+
+@contextmanager
+def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the layers that fill the cache attend by a registered function inside a `with`, and as before after it.
+
+    Other parts of a multimodal model, such as its vision tower, keep their attention.
+    """
+    config = text_config(model)
+    # `set_attn_implementation` would walk through all modules, and set the parts of a multimodal model alike.
+    before = config._attn_implementation_internal  # noqa: SLF001
+    config._attn_implementation_internal = name  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before  # noqa: SLF001
 
 
 @contextmanager
@@ -172,15 +183,11 @@ def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let a model attend through block tables inside a `with`, and as before after it.
 
     Raises:
-        UnsupportedModel: the model has layers that see something else than all or the nearest earlier tokens.
+        UnsupportedModel: as `check_attention`.
     """
-    check_layer_types(model.config)
-    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
-    model.set_attn_implementation(ATTENTION_NAME)
-    try:
+    check_attention(model)
+    with use_attention(model, ATTENTION_NAME):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _keep_mask(*_: object, attention_mask: Tensor | None = None, **__: object) -> Tensor | None:
@@ -188,5 +195,5 @@ def _keep_mask(*_: object, attention_mask: Tensor | None = None, **__: object) -
     return attention_mask
 
 
-AttentionInterface.register(ATTENTION_NAME, paged_attention)
+AttentionInterface.register(ATTENTION_NAME, attention_function(_attend_packed))
 AttentionMaskInterface.register(ATTENTION_NAME, _keep_mask)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from contextlib import contextmanager
 from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from looseleaf.errors import InvalidArgument, InvalidType, UnsupportedModel
-from looseleaf.integrations.transformers.attention import check_layer_types
+from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.integrations.transformers.attention import check_attention, use_attention
 from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
 from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     Run = Callable[..., Any]
 
@@ -68,30 +67,10 @@ def bind(model: PreTrainedModel) -> Binding:
         raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model that generates")
     if model.training:
         raise InvalidArgument("model must be in eval mode; call model.eval() first")
-    if not model._can_set_attn_implementation():  # noqa: SLF001 - transformers has no public name for it
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not take its attention from transformers' AttentionInterface"
-        )
-    check_layer_types(_text_config(model))
+    check_attention(model)
     wrapped = getattr(vars(model).get("forward"), "__func__", None)
     binding = getattr(wrapped, _MARK, lambda: None)()
     return binding if isinstance(binding, Binding) and binding.is_of(model) else Binding(model)
-
-
-@contextmanager
-def our_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend by `cache_attention` inside a `with`."""
-    config = _text_config(model)
-    before = config._attn_implementation_internal  # noqa: SLF001 - set_attn_implementation walks through all modules
-    config._attn_implementation_internal = CACHE_ATTENTION_NAME  # noqa: SLF001
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = before  # noqa: SLF001
-
-
-def _text_config(model: PreTrainedModel) -> PretrainedConfig:
-    return model.config.get_text_config(decoder=True)
 
 
 def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -99,7 +78,7 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
     if cache is None:
         return run(*args, **options)
     arguments = _named(type(model).forward, model, args, options)
-    with our_attention(model):
+    with use_attention(model, CACHE_ATTENTION_NAME):
         return cache.on_forward(model, arguments, partial(run, *args, **options))
 
 

@@ -12,14 +12,15 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
-from looseleaf.integrations.transformers.attention import scoring
+from looseleaf.integrations.transformers.attention import attention_function
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from looseleaf.cache import Step
+    from looseleaf.integrations.transformers.attention import Scoring
 
-__all__ = ["CACHE_ATTENTION_NAME", "Forward", "cache_attention"]
+__all__ = ["CACHE_ATTENTION_NAME", "Forward"]
 
 CACHE_ATTENTION_NAME = "looseleaf_cache"
 _MARK = "looseleaf_forward"
@@ -82,27 +83,14 @@ class Forward:
             missing = [layer for layer, is_done in enumerate(self._is_done) if not is_done]
             self._refuse(f"layers {missing} of {len(self._is_done)} did not attend by it")
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float | None,
-        window: int | None,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Write the keys and values of the marked layer, and attend to all that its rows hold.
 
         Args:
             query: [rows, query_heads, columns, head_dim].
             key: [rows, kv_heads, columns, head_dim].
             value: the shape of `key`.
-            scale: as for `Step.attend`, like the others.
-            window: keys that a token sees, its own included.
-            softcap: 0 is off.
-            sinks: float32 [query_heads].
+            scoring: of the layer.
 
         Returns:
             [rows, columns, query_heads, head_dim]; zeros where there is padding.
@@ -110,16 +98,8 @@ class Forward:
         layer = self._pending
         if layer is None:
             raise UnsupportedModel(f"{self.name} attends twice with the same keys")
-        out = self._step.attend(
-            layer,
-            self._pack(query),
-            self._pack(key),
-            self._pack(value),
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        packed = [self._pack(states) for states in (query, key, value)]
+        out = self._step.attend(layer, *packed, **scoring._asdict())
         self._pending = None
         self._is_done[layer] = True
         shape = (self._num_rows, self._num_columns, *out.shape[1:])
@@ -141,45 +121,17 @@ class Forward:
         )
 
 
-def cache_attention(
+def _attend_marked(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    head_mask: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend through the block tables of the cache that the keys were given to.
-
-    Args:
-        module: the attention module.
-        query: [rows, query_heads, columns, head_dim], rotated.
-        key: what `PagedCache.update` returned.
-        value: [rows, kv_heads, columns, head_dim].
-        attention_mask: None or what the cache has seen already, two dimensions.
-        scaling: as for `scoring`.
-        dropout: as for `scoring`.
-        sliding_window: keys that a token sees, its own included; None is all.
-        softcap: as for `scoring`.
-        s_aux: as for `scoring`.
-        position_bias: as for `scoring`.
-        head_mask: as for `scoring`.
-
-    Returns:
-        [rows, columns, query_heads, head_dim], and None for the weights, which are never formed.
-
-    Raises:
-        InvalidArgument: an argument that must be absent is there.
-        UnsupportedModel: the layer is not causal, or its keys were not given to the cache.
-    """
+    scoring: Scoring,
+    step: Step | None,  # noqa: ARG001 - the mark of the keys leads to it
+) -> Tensor:
+    """Attend through the block tables of the cache that the keys were given to: they are what its `update` returned."""
     forward: Forward | None = getattr(key, _MARK, None)
     if forward is None:
         raise UnsupportedModel(
@@ -189,16 +141,7 @@ def cache_attention(
         raise InvalidArgument(
             f"attention_mask must be [rows, columns] with a paged cache, a layer got {list(attention_mask.shape)}"
         )
-    scale, cap, sinks = scoring(
-        module,
-        scaling=scaling,
-        dropout=dropout,
-        softcap=softcap,
-        s_aux=s_aux,
-        position_bias=position_bias,
-        head_mask=head_mask,
-    )
-    return forward.attend(query, key, value, scale=scale, window=sliding_window, softcap=cap, sinks=sinks), None
+    return forward.attend(query, key, value, scoring)
 
 
 def _no_mask(*_: object, allow_is_causal_skip: bool = True, **__: object) -> None:
@@ -212,5 +155,5 @@ def _no_mask(*_: object, allow_is_causal_skip: bool = True, **__: object) -> Non
         )
 
 
-AttentionInterface.register(CACHE_ATTENTION_NAME, cache_attention)
+AttentionInterface.register(CACHE_ATTENTION_NAME, attention_function(_attend_marked))
 AttentionMaskInterface.register(CACHE_ATTENTION_NAME, _no_mask)

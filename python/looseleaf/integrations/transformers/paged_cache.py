@@ -7,37 +7,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch import Tensor
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
-from looseleaf.cache import PagedKVCache
-from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
+from looseleaf.integrations.transformers.columns import columns_of, ids_of, mask_of
 from looseleaf.integrations.transformers.forward import Forward
-from looseleaf.integrations.transformers.rows import Columns, Rows
-from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS, cropped_length, has_steady_rope, num_queries
+from looseleaf.integrations.transformers.layer import Layer
+from looseleaf.integrations.transformers.pool import cache_shape, new_pool
+from looseleaf.integrations.transformers.rows import BatchRows
+from looseleaf.integrations.transformers.versions import cropped_length, has_steady_rope, num_queries, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    import numpy as np
-    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from looseleaf.cache import PagedKVCache
+
 __all__ = ["PagedCache"]
-
-_MAX_SEQUENCE_LEN = 8192
-_NUM_MASK_DIMENSIONS = 2
-
-# Arguments of a forward pass that change no key and no value, beside those that `Rows` reads. With any other, token
-# types or pictures for example, the blocks are not those of the ids alone, and no other prompt may share them.
-_PLAIN_ARGUMENTS = frozenset(
-    {
-        *("input_ids", "attention_mask", "position_ids", "cache_position", *CACHE_ARGUMENTS, "use_cache", "labels"),
-        *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep", "num_logits_to_keep"),
-    }
-)
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -102,28 +90,25 @@ class PagedCache(Cache):  # type: ignore[misc]
             InvalidArgument, InvalidType: an argument cannot be.
         """
         self._binding: Binding | None = bind(model)
-        shape = ModelShape.from_config(model.config, dtype=str(model.dtype))
-        pool = PagedKVCache(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=model.device,
-            block_size=block_size,
+        shape, max_sequence_len = cache_shape(model, max_sequence_len=max_sequence_len)
+        pool = new_pool(
+            model,
+            shape,
+            max_sequence_len=max_sequence_len,
             num_blocks=num_blocks,
             memory=memory,
+            block_size=block_size,
             max_sequences=max_sequences,
-            max_sequence_len=max_sequence_len or shape.max_sequence_len or _MAX_SEQUENCE_LEN,
             max_batch_tokens=None,
         )
-        self._open(Rows(pool))
+        self._open(BatchRows(pool))
 
-    def _open(self, rows: Rows) -> None:
+    def _open(self, rows: BatchRows) -> None:
         """Begin over these rows."""
         self._rows = rows
         self._forward: Forward | None = None
         # One object for every layer: they differ in nothing that transformers asks.
-        super().__init__(layers=[_Layer(rows)] * len(rows.pool.storage.layers))
+        super().__init__(layers=[Layer(rows)] * len(rows.pool.storage.layers))
 
     @property
     def pool(self) -> PagedKVCache:
@@ -164,7 +149,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             >>> cache.begin(torch.tensor([[5, 6, 7, 8, 1, 2, 3]]))
             4
         """
-        self._rows.begin(_ids(input_ids), _mask(attention_mask))
+        self._rows.begin(ids_of(input_ids), mask_of(attention_mask))
         return self._rows.length
 
     def fork(self) -> PagedCache:
@@ -293,18 +278,18 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
         if arguments.get("output_attentions"):
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
-        columns = _columns(arguments, is_plain=has_steady_rope(model.config))
+        columns = columns_of(arguments, is_rope_steady=has_steady_rope(text_config(model)))
         step = self._rows.prepare(columns)
-        packed = self._rows.packed
-        self._forward = Forward(
-            step,
-            num_rows=columns.num_rows,
-            num_columns=columns.num_columns,
-            packed_rows=None if packed is None else torch.from_numpy(packed).to(self.pool.storage.device),
-            num_layers=len(self.layers),
-            name=type(model).__name__,
-        )
         try:
+            packed = self._rows.packed
+            self._forward = Forward(
+                step,
+                num_rows=columns.num_rows,
+                num_columns=columns.num_columns,
+                packed_rows=None if packed is None else torch.from_numpy(packed).to(self.pool.storage.device),
+                num_layers=len(self.layers),
+                name=type(model).__name__,
+            )
             output = run()
             self._forward.check_complete()
             self._rows.commit()
@@ -328,7 +313,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         if prompt is None or arguments.get("inputs_embeds") is not None:
             return
         mask = arguments.get("attention_mask")
-        self._rows.check_prompt(_ids(prompt), is_whole=mask is None or mask.shape[1] == prompt.shape[1])
+        self._rows.check_prompt(ids_of(prompt), is_whole=mask is None or mask.shape[1] == prompt.shape[1])
 
     def __enter__(self) -> Self:
         return self
@@ -352,63 +337,3 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"PagedCache(num_rows={self.num_rows}, length={self._rows.length}, pool={self.pool!r})"
-
-
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """What transformers asks of a layer of a cache. The work is the cache's."""
-
-    is_compileable = False
-    is_croppable = True
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__()
-        self.is_initialized = True
-        self._rows = rows  # not the cache, which holds this object and must be collected at once
-
-    def get_seq_length(self) -> int:
-        return self._rows.length
-
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        return self._rows.length + num_queries(query_length), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def lazy_initialization(self, *_: object) -> None:
-        pass
-
-    def update(self, *_: object, **__: object) -> NoReturn:
-        raise InvalidArgument("a layer of a PagedCache is filled through the cache's own update()")
-
-
-def _columns(arguments: Mapping[str, Any], *, is_plain: bool) -> Columns:
-    """What a forward pass brings, on the host."""
-    input_ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
-    tokens = arguments.get("inputs_embeds") if input_ids is None else input_ids
-    if tokens is None:
-        raise InvalidArgument("input_ids is missing")
-    return Columns(
-        num_rows=tokens.shape[0],
-        num_columns=tokens.shape[1],
-        token_ids=None if input_ids is None else _ids(input_ids),
-        mask=_mask(arguments.get("attention_mask")),
-        positions=None if positions is None else _ids(positions),
-        is_plain=is_plain and all(name in _PLAIN_ARGUMENTS for name, value in arguments.items() if value is not None),
-    )
-
-
-def _ids(input_ids: Tensor) -> NDArray[np.int64]:
-    return input_ids.cpu().to(torch.int64).numpy()
-
-
-def _mask(attention_mask: object) -> NDArray[np.bool_] | None:
-    if attention_mask is None:
-        return None
-    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != _NUM_MASK_DIMENSIONS:
-        shape = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise InvalidArgument(f"attention_mask must be [rows, columns] with a paged cache, was {shape}")
-    return attention_mask.cpu().to(torch.bool).numpy()

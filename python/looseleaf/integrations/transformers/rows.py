@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, PromptMismatch
+from looseleaf.integrations.transformers.columns import left_padding
+from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as PySequence
@@ -15,31 +17,12 @@ if TYPE_CHECKING:
 
     from looseleaf.allocator import Sequence
     from looseleaf.cache import PagedKVCache, Step
+    from looseleaf.integrations.transformers.columns import Columns
 
-__all__ = ["Columns", "Rows"]
-
-
-class Columns(NamedTuple):
-    """The new columns of a forward pass.
-
-    Attributes:
-        num_rows: rows of the batch.
-        num_columns: how many there are.
-        token_ids: int64 [num_rows, num_columns]; None: not known.
-        mask: bool [num_rows, computed columns + num_columns], False where there is padding; None: nowhere.
-        positions: int64 [num_rows or 1, num_columns]; None: the model counts.
-        is_plain: nothing else goes into keys and values.
-    """
-
-    num_rows: int
-    num_columns: int
-    token_ids: NDArray[np.int64] | None
-    mask: NDArray[np.bool_] | None
-    positions: NDArray[np.int64] | None
-    is_plain: bool
+__all__ = ["BatchRows"]
 
 
-class Rows:
+class BatchRows:
     """One sequence of the pool for each row of a batch, and where its tokens stand.
 
     A row has padding in its first columns and tokens in all others. Only the tokens have slots in the pool.
@@ -59,7 +42,7 @@ class Rows:
 
     def _clear(self) -> None:
         self.length = 0
-        self._token_ids: NDArray[np.int64] | None = None  # int64 [rows, length]; None where one is not known
+        self._token_ids: NDArray[np.int64] | None = None  # int64 [rows, length or more]; None: not known
         self._is_shared = True  # whether the manager may know the ids, and let other prompts find the blocks by them
         self._padding = np.zeros(0, np.int64)
         self._keep([])
@@ -71,15 +54,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def fork(self) -> Rows:
+    def fork(self) -> BatchRows:
         """Rows that share all computed tokens with these. Copies nothing until one of them writes.
 
         Raises:
             TooManySequences: no place for as many sequences again.
         """
-        other = Rows(self.pool)
+        other = BatchRows(self.pool)
         other._keep(_forks(self._sequences))
-        other.length, other._padding, other._token_ids = self.length, self._padding, self._token_ids
+        other.length, other._padding = self.length, self._padding
+        other._token_ids = None if self._token_ids is None else self._token_ids[:, : self.length].copy()
         other._is_shared = self._is_shared
         return other
 
@@ -120,8 +104,6 @@ class Rows:
         for sequence, num_tokens in zip(self._sequences, (length - padding).tolist(), strict=True):
             sequence.truncate(num_tokens)
         self.length, self._padding = length, padding
-        if self._token_ids is not None:
-            self._token_ids = self._token_ids[:, :length]
 
     def release(self) -> None:
         """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed."""
@@ -144,7 +126,7 @@ class Rows:
             InvalidArgument: padding elsewhere than on the left, or an id that cannot be.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
         """
-        padding = _left_padding(mask, token_ids.shape[0], token_ids.shape[1])
+        padding = left_padding(mask, token_ids.shape[0], token_ids.shape[1])
         if not token_ids.size or (padding == token_ids.shape[1]).any():
             raise EmptyPrompt
         sequences: list[Sequence] = []
@@ -214,7 +196,7 @@ class Rows:
                 f"the batch has {num_rows} rows, the cache {len(self)}; batch_repeat_interleave() makes more of them, "
                 "reset() empties the cache"
             )
-        padding = _left_padding(columns.mask, num_rows, length)
+        padding = left_padding(columns.mask, num_rows, length)
         if self and (np.minimum(padding, self.length) != self._padding).any():
             raise InvalidArgument(
                 f"attention_mask pads the first {padding.tolist()} columns of each row, the cache holds rows with "
@@ -223,10 +205,10 @@ class Rows:
         num_new = length - np.maximum(padding, self.length)
         total, storage = int(num_new.sum()), self.pool.storage
         if total > storage.num_blocks * storage.block_size:
-            raise NeverFits(-(-total // storage.block_size), storage.num_blocks)
+            raise NeverFits(blocks_for_tokens(total, storage.block_size), storage.num_blocks)
         is_token = None if total == num_rows * columns.num_columns else self._is_token(length, padding)
         token_ids = columns.token_ids if not self or self._token_ids is not None else None
-        is_shared = self._is_shared and token_ids is not None and self._is_plain(columns, padding, is_token)
+        is_shared = self._is_shared and token_ids is not None and self._follows_from_ids(columns, padding, is_token)
         tokens = None
         if token_ids is not None and is_shared:
             tokens = token_ids.reshape(-1) if is_token is None else token_ids[is_token]
@@ -252,12 +234,14 @@ class Rows:
         """Which of the new columns up to `length` hold tokens: bool [rows, columns]."""
         return np.arange(self.length, length) >= padding[:, None]
 
-    def _is_plain(self, columns: Columns, padding: NDArray[np.int64], is_token: NDArray[np.bool_] | None) -> bool:
+    def _follows_from_ids(
+        self, columns: Columns, padding: NDArray[np.int64], is_token: NDArray[np.bool_] | None
+    ) -> bool:
         """Whether keys and values follow from the ids before them alone, so that other prompts may share them.
 
         They do where each token's position is its place in its row and nothing else went in.
         """
-        if not columns.is_plain:
+        if not columns.follows_from_ids:
             return False
         if columns.positions is None:
             return not padding.any()  # models count columns then
@@ -274,13 +258,12 @@ class Rows:
             return
         plan.step.commit()
         self._plan = None
-        self.length, self._padding, self._is_shared = plan.length, plan.padding, plan.is_shared
         if plan.token_ids is None:
             self._token_ids = None
-        elif self._token_ids is None:
-            self._token_ids = plan.token_ids.copy()
         else:
-            self._token_ids = np.concatenate((self._token_ids, plan.token_ids), axis=1)
+            self._token_ids = _with_room(self._token_ids, self.length, plan.token_ids.shape)
+            self._token_ids[:, self.length : plan.length] = plan.token_ids
+        self.length, self._padding, self._is_shared = plan.length, plan.padding, plan.is_shared
 
     def roll_back(self) -> None:
         """Forget the prepared step, as if it had never been."""
@@ -303,23 +286,16 @@ class _Plan(NamedTuple):
     is_first: bool
 
 
-def _left_padding(mask: NDArray[np.bool_] | None, num_rows: int, num_columns: int) -> NDArray[np.int64]:
-    """Columns of padding before the first token of each row; there must be none behind it."""
-    if mask is None:
-        return np.zeros(num_rows, np.int64)
-    if mask.shape != (num_rows, num_columns):
-        raise InvalidArgument(
-            f"attention_mask must be [{num_rows}, {num_columns}], all computed columns and the new ones, "
-            f"was {list(mask.shape)}"
-        )
-    num_tokens = mask.sum(axis=1)
-    padding: NDArray[np.int64] = num_columns - num_tokens
-    if ((mask.argmax(axis=1) != padding) & (num_tokens > 0)).any():
-        raise InvalidArgument(
-            "attention_mask has zeros behind a one: a paged cache takes padding on the left alone; "
-            'set tokenizer.padding_side = "left"'
-        )
-    return padding
+def _with_room(token_ids: NDArray[np.int64] | None, length: int, new: tuple[int, ...]) -> NDArray[np.int64]:
+    """The ids of `length` columns with place for `new`, [rows, columns], behind them: doubled where there is none."""
+    num_rows, num_columns = new
+    capacity = 0 if token_ids is None else token_ids.shape[1]
+    if token_ids is not None and length + num_columns <= capacity:
+        return token_ids
+    wider = np.empty((num_rows, max(length + num_columns, 2 * capacity)), np.int64)
+    if token_ids is not None:
+        wider[:, :length] = token_ids[:, :length]
+    return wider
 
 
 def _empty_sequences(pool: PagedKVCache, count: int, *, cache: bool) -> list[Sequence]:

@@ -10,18 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Cache
 
-from looseleaf.errors import InvalidArgument
+from looseleaf.errors import InvalidArgument, UnsupportedModel
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
-__all__ = ["CACHE_ARGUMENTS", "cropped_length", "has_steady_rope", "missing_scale", "num_queries"]
+__all__ = [
+    "CACHE_ARGUMENTS",
+    "cropped_length",
+    "has_steady_rope",
+    "missing_scale",
+    "num_queries",
+    "steady_rope_len",
+    "text_config",
+]
 
 CACHE_ARGUMENTS = ("past_key_values", "cache")
 """Arguments by which a model takes its cache: the first everywhere, the second from 5.2x on."""
 
 _CROPS_BY_COUNT = "tokens_to_remove" in inspect.signature(Cache.crop).parameters
+
+
+def text_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The configuration of the layers that fill the cache: of a multimodal model, that of its text model.
+
+    Raises:
+        UnsupportedModel: the model is an encoder-decoder.
+    """
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{type(model).__name__} is an encoder-decoder: it keeps a second cache, for the encoder's output"
+        )
+    return model.config.get_text_config(decoder=True)
 
 
 def cropped_length(argument: int, length: int) -> int:

@@ -1,0 +1,80 @@
+"""The pool of a transformers model: its shape is read from the model, its tensors are where the model is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from looseleaf.cache import PagedKVCache
+from looseleaf.config import ModelShape
+from looseleaf.integrations.transformers.versions import text_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["cache_shape", "new_pool"]
+
+_MAX_SEQUENCE_LEN = 8192
+
+
+def cache_shape(model: PreTrainedModel, *, max_sequence_len: int | None) -> tuple[ModelShape, int]:
+    """Read the shape of a model's cache, and how long its sequences may be.
+
+    Args:
+        model: a transformers model; of a multimodal one, its text model counts.
+        max_sequence_len: tokens that a sequence may hold; None: what the model was made for, or 8192.
+
+    Returns:
+        The shape and that length.
+
+    Raises:
+        InvalidArgument, InvalidType: the model's configuration lacks keys, or its dtype cannot be that of a cache.
+        UnsupportedModel: not every layer keeps keys and values of one shape.
+    """
+    shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
+    if max_sequence_len is None:
+        max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
+    return shape, max_sequence_len
+
+
+def new_pool(
+    model: PreTrainedModel,
+    shape: ModelShape,
+    *,
+    max_sequence_len: int,
+    num_blocks: int | None,
+    memory: str | float | None,
+    block_size: int,
+    max_sequences: int,
+    max_batch_tokens: int | None,
+    prefix_caching: bool = True,
+) -> PagedKVCache:
+    """Allocate the blocks of a model.
+
+    Args:
+        model: where the tensors are to be.
+        shape: from `cache_shape`.
+        max_sequence_len: from `cache_shape`.
+        num_blocks: as for `PagedKVCache`, like the others.
+        memory: size of the pool, in the place of `num_blocks`.
+        block_size: tokens of one block.
+        max_sequences: sequences that can be alive at once.
+        max_batch_tokens: new tokens of a step at most; None: as many as the pool has slots.
+        prefix_caching: whether to keep computed blocks for prompts that begin alike.
+
+    Raises:
+        OutOfMemory, InvalidArgument, InvalidType: as `PagedKVCache`.
+    """
+    return PagedKVCache(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        device=model.device,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        memory=memory,
+        max_sequences=max_sequences,
+        max_sequence_len=max_sequence_len,
+        max_batch_tokens=max_batch_tokens,
+        prefix_caching=prefix_caching,
+    )
