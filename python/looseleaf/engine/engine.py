@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from looseleaf.cache.swap import SwapSpace
@@ -16,7 +16,6 @@ from looseleaf.engine.report import Meter, Report
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.stream import Stream
 from looseleaf.errors import InvalidArgument, InvalidType, LooseleafError, UnsupportedModel
-from looseleaf.integrations.transformers.attention import use_paged_attention
 from looseleaf.integrations.transformers.pool import cache_shape, new_pool
 from looseleaf.integrations.transformers.versions import steady_rope_len, text_config
 from looseleaf.sizing import bytes_per_token
@@ -41,8 +40,9 @@ class Engine:
     When those that run need more blocks than there are, the newest gives way and is continued later. Streams that are
     open at the same time share one batch; threads may have one each.
 
-    The model attends through block tables while a generation runs, and as before afterwards; between two events of an
-    open `stream` it must not be called otherwise.
+    The model attends through block tables inside a step, and as before after it. Several engines and `PagedCache`s may
+    run one model, in turn or in threads of their own; their steps wait for each other. Any other call of the model has
+    its place between two steps, not beside one in another thread.
 
     Args:
         model: a transformers model for causal language, in eval mode; it decides device and dtype.
@@ -110,7 +110,6 @@ class Engine:
                 f"{type(model).__name__} rotates tokens by the longest sequence of a batch above {steady_len} tokens: "
                 f"answers would depend on each other; max_sequence_len must be at most that, not {max_sequence_len}"
             )
-        self._model = model
         self._cache = new_pool(
             model,
             shape,
@@ -141,8 +140,6 @@ class Engine:
         self._closed: deque[Stream] = deque()
         self._streams: list[Stream] = []
         self._owners: dict[Request, Stream] = {}
-        self._attention = ExitStack()
-        self._is_attending = False
         self._reported: list[Request] = []
 
     @property
@@ -251,9 +248,6 @@ class Engine:
             events = self._take(stream)
             if events or not stream.outputs:
                 return events or None
-            if not self._is_attending:
-                self._attention.enter_context(use_paged_attention(self._model))
-                self._is_attending = True
             self._deliver(self._loop.step())
             return self._take(stream)
 
@@ -328,8 +322,6 @@ class Engine:
             if not self._streams:
                 self._loop.scheduler.close()
                 self._owners.clear()
-                self._attention.close()
-                self._is_attending = False
 
     def _deliver(self, news: Iterable[Request]) -> None:
         for request in news:

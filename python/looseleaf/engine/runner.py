@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
-from looseleaf.integrations.transformers.attention import ATTENTION_NAME
+from looseleaf.integrations.transformers.attention import ATTENTION_NAME, check_attention
+from looseleaf.integrations.transformers.switch import use_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from looseleaf.cache import Step
+    from looseleaf.integrations.transformers.switch import Windows
 
 __all__ = ["Runner"]
 
@@ -39,21 +41,26 @@ class Runner:
         """Compute the tokens of a step, and write their keys and values.
 
         Args:
-            step: what `PagedKVCache.step` returned, not committed yet; the model attends through it
-                (`use_paged_attention`).
+            step: what `PagedKVCache.step` returned, not committed yet; the model attends through it.
             rows: int64, the tokens of the step after which logits are wanted; None: the last of each sequence.
 
         Returns:
             [rows, vocabulary], those logits.
 
         Raises:
-            UnsupportedModel: the model did not call our attention once in every layer.
+            UnsupportedModel: the model did not call our attention once in every layer, or has a window that its layers
+                do not name.
         """
         if self._model.training:
             raise InvalidArgument(f"{self._name} is in training mode; call model.eval() first")
         rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
-        if self._is_checked:
-            return self._call(step, rows, step)
+        with use_attention(self._model, ATTENTION_NAME) as windows:
+            if self._is_checked:
+                return self._call(step, rows, step)
+            return self._call_checked(step, rows, windows)
+
+    def _call_checked(self, step: Step, rows: Tensor, windows: Windows) -> Tensor:
+        check_attention(self._model)
         witness = _Witness(step)
         try:
             logits = self._call(step, rows, witness)
@@ -70,6 +77,7 @@ class Runner:
                 f"{self._name} called {ATTENTION_NAME} for layers {sorted(witness.layers)}, expected once for each of "
                 f"{self._num_layers}: it does not take its attention from transformers' AttentionInterface"
             )
+        windows.check(self._model)
         if logits.shape[0] != len(rows):
             raise UnsupportedModel(f"{self._name} ignores logits_to_keep")
         self._is_checked = True

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
+from looseleaf.integrations.transformers.switch import note_mask, note_window, use_attention
 from looseleaf.integrations.transformers.versions import missing_scale, text_config
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ __all__ = [
     "Scoring",
     "attention_function",
     "check_attention",
-    "use_attention",
     "use_paged_attention",
 ]
 
@@ -110,6 +110,7 @@ def attention_function(attend: Attend) -> Callable[..., tuple[Tensor, None]]:
             )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModel(f"{type(module).__name__} is not causal")
+        note_window(sliding_window)
         scoring = Scoring(
             scale=missing_scale(module) if scaling is None else scaling,
             window=sliding_window,
@@ -135,7 +136,7 @@ def _attend_packed(
     if step is None:
         raise InvalidArgument(
             f"step is missing: {ATTENTION_NAME} runs packed batches of a paged cache; call the model with step=..., "
-            "or set another attn_implementation"
+            "set another attn_implementation, or wait for the engine that runs it in another thread"
         )
     if attention_mask is not None:
         raise InvalidArgument("attention_mask must be None: packed input has no padding, and the step is its mask")
@@ -163,22 +164,6 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the layers that fill the cache attend by a registered function inside a `with`, and as before after it.
-
-    Other parts of a multimodal model, such as its vision tower, keep their attention.
-    """
-    config = text_config(model)
-    # `set_attn_implementation` would walk through all modules, and set the parts of a multimodal model alike.
-    before = config._attn_implementation_internal  # noqa: SLF001
-    config._attn_implementation_internal = name  # noqa: SLF001
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = before  # noqa: SLF001
-
-
-@contextmanager
 def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let a model attend through block tables inside a `with`, and as before after it.
 
@@ -190,8 +175,11 @@ def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _keep_mask(*_: object, attention_mask: Tensor | None = None, **__: object) -> Tensor | None:
+def _keep_mask(
+    *_: object, attention_mask: Tensor | None = None, local_size: int | None = None, **__: object
+) -> Tensor | None:
     """Hand the caller's mask through, to be refused: an attention without a mask function loses it silently."""
+    note_mask(local_size)
     return attention_mask
 
 

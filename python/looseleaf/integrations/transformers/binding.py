@@ -13,8 +13,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from looseleaf.errors import InvalidArgument, InvalidType
-from looseleaf.integrations.transformers.attention import check_attention, use_attention
+from looseleaf.integrations.transformers.attention import check_attention
 from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
+from looseleaf.integrations.transformers.switch import turn, use_attention
 from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -76,10 +77,17 @@ def bind(model: PreTrainedModel) -> Binding:
 def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
     cache = _cache_in(args, options)
     if cache is None:
-        return run(*args, **options)
+        with turn(model):  # not while another thread's pass has our attention
+            return run(*args, **options)
     arguments = _named(type(model).forward, model, args, options)
-    with use_attention(model, CACHE_ATTENTION_NAME):
-        return cache.on_forward(model, arguments, partial(run, *args, **options))
+    with use_attention(model, CACHE_ATTENTION_NAME) as windows:
+
+        def checked_run() -> Any:  # noqa: ANN401
+            output = run(*args, **options)
+            windows.check(model)
+            return output
+
+        return cache.on_forward(model, arguments, checked_run)
 
 
 def _generate(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -13,6 +13,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
 from looseleaf.integrations.transformers.attention import attention_function
+from looseleaf.integrations.transformers.switch import note_mask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,11 +145,12 @@ def _attend_marked(
     return forward.attend(query, key, value, scoring)
 
 
-def _no_mask(*_: object, allow_is_causal_skip: bool = True, **__: object) -> None:
+def _no_mask(*_: object, allow_is_causal_skip: bool = True, local_size: int | None = None, **__: object) -> None:
     """Make no mask: the cache has read the padding, and the operators are causal. Other shapes are refused.
 
     transformers allows to leave a mask away where it says nothing but "causal", with a window or without.
     """
+    note_mask(local_size)
     if not allow_is_causal_skip:
         raise UnsupportedModel(
             "a paged cache hides later keys, padding, and keys out of a window; this model hides others"
