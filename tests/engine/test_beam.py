@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, NoRepeatNGramLogitsProce
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.engine.beam import BeamSearch
+from looseleaf.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,8 +47,7 @@ def theirs(model: PreTrainedModel, prompt: list[int], **options: object) -> list
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
-        max_new_tokens=MAX_TOKENS,
-        **options,
+        **({"max_new_tokens": MAX_TOKENS} | options),
     )
     answers: list[list[int]] = output[:, len(prompt) :].tolist()
     return [answer[: answer.index(6) + 1] if 6 in answer else answer for answer in answers]
@@ -172,6 +172,27 @@ def test_a_processor_that_raises_for_a_beam_ends_its_search_only(small_model: Pr
     assert isinstance(failed.error, LookupError)
     assert [other.token_ids] == theirs(small_model, PROMPT, num_beams=3)
     assert engine.cache.stats().num_available == 60
+
+
+@pytest.mark.parametrize("sizes", [{"max_sequences": 4}, {"max_sequences": 9, "max_batch_tokens": 8}])
+def test_samples_leave_beams_their_rows(small_model: PreTrainedModel, sizes: dict[str, Any]) -> None:
+    engine = Engine(small_model, num_blocks=64, **sizes)
+    params = [
+        SamplingParams(max_tokens=3, num_beams=3, n=3),
+        SamplingParams(max_tokens=3, n=8, temperature=1.0, seed=1, ignore_eos=True),
+        SamplingParams(max_tokens=3, num_beams=3, n=3),
+    ]
+    results = engine.generate([PROMPT[:2], [7, 8], PROMPT[3:5]], params)
+    assert [result.error for result in results] == [None] * 14
+    found = [[result.token_ids for result in results if result.index == index] for index in (0, 2)]
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3}
+    assert found == [theirs(small_model, prompt, **options) for prompt in (PROMPT[:2], PROMPT[3:5])]
+    assert engine.cache.stats().num_available == 64
+
+
+def test_more_beams_than_tokens_are_refused(small_model: PreTrainedModel) -> None:
+    with pytest.raises(InvalidArgument, match="num_beams must be at most the 24 tokens of the vocabulary, not 25"):
+        Engine(small_model, num_blocks=64).generate([PROMPT], SamplingParams(max_tokens=3, num_beams=25))
 
 
 def test_beams_that_are_preempted_are_computed_again_and_answer_the_same() -> None:

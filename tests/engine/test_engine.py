@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -304,6 +306,9 @@ def test_tasks_may_stream_beside_each_other_and_one_that_is_cancelled_frees_its_
         ([[True]], InvalidType, "a prompt must be a string or a flat list of integers"),
         ([[[1], [2, 3]]], InvalidType, "a prompt must be a string or a flat list of integers"),
         ([7], InvalidType, "a prompt must be a string or a flat list of integers"),
+        (None, InvalidType, "prompts must be a list, not NoneType"),
+        (5, InvalidType, "prompts must be a list, not int"),
+        ([torch.empty(3, device="meta", dtype=torch.int64)], InvalidType, "a prompt must be a string or a flat list"),
     ],
 )
 def test_wrong_prompts_are_refused_before_anything_runs(
@@ -350,6 +355,38 @@ def test_what_is_no_model_is_refused(model: object) -> None:
 def test_wrong_sizes_are_refused(tiny_model: PreTrainedModel, sizes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Engine(tiny_model, **sizes)
+
+
+@pytest.mark.parametrize("sizes", [{"max_batch_tokens": True}, {"max_batch_tokens": None}, {"max_sequences": 2.0}])
+def test_sizes_of_another_type_are_refused(tiny_model: PreTrainedModel, sizes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidType, match=f"{next(iter(sizes))} must be an int"):
+        Engine(tiny_model, num_blocks=4, **sizes)
+    with pytest.raises(InvalidType, match="tokenizer must be"):
+        Engine(tiny_model, 5, num_blocks=4)
+
+
+@pytest.mark.parametrize("params", [[None], [{}], "p", {"max_tokens": 3}, None, 5])
+def test_params_of_another_type_are_refused(tiny_model: PreTrainedModel, params: Any) -> None:
+    with pytest.raises(InvalidType, match="params"):
+        new_engine(tiny_model).generate([[1]], params)
+
+
+def test_prompts_may_come_from_an_iterator_and_their_arrays_be_used_again(tiny_model: PreTrainedModel) -> None:
+    engine, params = new_engine(tiny_model), SamplingParams(max_tokens=4, ignore_eos=True)
+    expected = token_ids(engine.generate([[5, 6, 7], [8, 9, 10]], params))
+    assert token_ids(engine.generate(iter([[5, 6, 7], [8, 9, 10]]), params)) == expected
+    buffers: list[Any] = [np.array([5, 6, 7]), torch.tensor([8, 9, 10])]
+    stream = engine.stream(buffers, params)
+    for buffer in buffers:
+        buffer[:] = 40
+    results = [event.result for event in stream if event.result is not None]
+    assert token_ids(results) == expected
+    assert results[0].prompt_token_ids == [5, 6, 7]
+
+
+def test_an_engine_cannot_be_copied(tiny_model: PreTrainedModel) -> None:
+    with pytest.raises(InvalidType, match="cannot be copied"):
+        copy.copy(new_engine(tiny_model))
 
 
 def test_as_many_params_as_prompts(tiny_model: PreTrainedModel) -> None:

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from looseleaf import SamplingParams
 from looseleaf.errors import InvalidArgument, InvalidType
@@ -37,6 +38,10 @@ from looseleaf.errors import InvalidArgument, InvalidType
         ({"max_tokens": 1, "seed": -1}, InvalidArgument, "seed must be at least 0, not -1"),
         ({"max_tokens": 1, "seed": 2**63}, InvalidArgument, r"seed \+ n must be at most 2 \*\* 63"),
         ({"max_tokens": 1, "n": 0}, InvalidArgument, "n must be at least 1, not 0"),
+        ({"max_tokens": 1, "n": 10**12}, InvalidArgument, "n must be at most 16384, not 1000000000000"),
+        ({"max_tokens": torch.tensor([1, 2])}, InvalidType, "max_tokens must be an integer"),
+        ({"max_tokens": np.array([1, 2])}, InvalidType, "max_tokens must be an integer"),
+        ({"max_tokens": 1, "early_stopping": np.array([1, 2])}, InvalidArgument, "early_stopping must be True"),
         ({"max_tokens": 1, "stop": 7}, InvalidType, "stop must be a string, or a tuple or a list of strings, not 7"),
         ({"max_tokens": 1, "stop": ("a", "")}, InvalidArgument, "stop must hold no empty string"),
         ({"max_tokens": 1, "logprobs": True}, InvalidType, "logprobs must be an integer, not True"),

@@ -189,17 +189,77 @@ def test_processors_see_the_history_and_decide() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 0.5]])
     assert sample(logits, [new_row(token_ids=[1], logits_processors=[forbid, forbid])]).token_ids == [3]
     assert seen == [[[3, 5, 5, 7, 1]]] * 2
-    with pytest.raises(InvalidArgument, match=r"logits_processors must return \[1, 4\]"):
-        sample(logits, [new_row(token_ids=[], logits_processors=[lambda _, scores: scores[0]])])
-    with pytest.raises(InvalidType, match=r"logits_processors must return a tensor, .* returned NoneType"):
-        sample(logits, [new_row(token_ids=[], logits_processors=[lambda *_: None])])
-    with pytest.raises(InvalidArgument, match="logits_processors left no token possible"):
-        sample(logits, [new_row(token_ids=[], logits_processors=[lambda _, scores: scores - torch.inf])])
 
 
-def test_a_bias_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="logit_bias must be for token ids below 4, not 9"):
-        sample(torch.zeros(1, 4), [new_row(token_ids=[], logit_bias={9: 1.0})])
+def raises(error: Exception) -> Any:
+    raise error
+
+
+NO_CHOICE = "logits must have a greatest that is finite"
+WRONG = [
+    (lambda _, scores: scores[0], InvalidArgument, r"logits_processors must return [1, 4]"),
+    (lambda *_: None, InvalidType, "returned NoneType"),
+    (lambda _, scores: scores.long(), InvalidType, "returned torch.int64"),
+    (lambda _, scores: scores - torch.inf, InvalidArgument, NO_CHOICE),
+    (lambda _, scores: scores + torch.inf, InvalidArgument, NO_CHOICE),
+    (lambda _, scores: scores * torch.nan, InvalidArgument, NO_CHOICE),
+    (lambda *_: raises(LookupError("mine")), LookupError, "mine"),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("processor", "error", "message"), WRONG)
+def test_a_processor_that_goes_wrong_spoils_its_own_row_only(
+    processor: Any, error: type[Exception], message: str, temperature: float
+) -> None:
+    num_calls = 0
+
+    def count(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return scores
+
+    logits = torch.tensor([[0.0, 2.0, 1.0, 0.5]]).expand(3, -1)
+    rows = [
+        new_row(token_ids=[], logits_processors=[one], temperature=temperature) for one in (count, processor, count)
+    ]
+    sampled = sample(logits, rows)
+    assert list(sampled.errors) == [1]
+    assert isinstance(sampled.errors[1], error)
+    assert message in str(sampled.errors[1])
+    assert num_calls == 2
+    expected = sample(logits[:1], [new_row(token_ids=[], temperature=temperature)]).token_ids
+    assert sampled.token_ids[::2] == expected * 2
+
+
+def test_a_processor_may_return_what_has_a_gradient() -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    row = new_row(token_ids=[], logits_processors=[lambda _, scores: scores + weight])
+    assert sample(torch.tensor([[0.0, 2.0, 1.0, 0.5]]), [row]).token_ids == [1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": dict.fromkeys(range(4), -1e300)},
+        {"repetition_penalty": 1e-300, "logit_bias": {3: 1e30}},
+        {"min_tokens": 4},
+        {"logit_bias": {9: 1.0}},
+    ],
+)
+def test_what_leaves_nothing_to_choose_is_an_error(params: dict[str, Any]) -> None:
+    row = Row(SamplingParams(max_tokens=9, **params), np.array([3]), 1, 0, frozenset(range(4)))
+    sampled = sample(torch.tensor([[0.0, 2.0, 1.0, 0.5]]), [row])
+    assert isinstance(sampled.errors[0], InvalidArgument)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_an_error(wrong: float, temperature: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 0.5]]).repeat(2, 1)
+    logits[1, 2] = wrong
+    sampled = sample(logits, [new_row(token_ids=[], temperature=temperature)] * 2)
+    assert list(sampled.errors) == [1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -115,6 +115,40 @@ def test_samples_without_a_seed_differ(tiny_model: PreTrainedModel, prompts: lis
     assert len({tuple(answer) for answer in token_ids(first + second)}) == 6
 
 
+@pytest.mark.parametrize("max_sequences", [2, 64])
+def test_every_sample_has_the_log_probabilities_of_its_prompt(
+    tiny_model: PreTrainedModel, prompts: list[list[int]], max_sequences: int
+) -> None:
+    engine = new_engine(tiny_model, max_sequences=max_sequences)
+    params = SamplingParams(max_tokens=3, n=4, prompt_logprobs=1, temperature=1.0, seed=1, ignore_eos=True)
+    results = engine.generate(prompts[:1], params)
+    alone = engine.generate(prompts[:1], SamplingParams(max_tokens=1, prompt_logprobs=1))[0].prompt_logprobs
+    assert len(alone) == len(prompts[0]) - 1
+    for result in results:
+        assert [one.token_id for one in result.prompt_logprobs] == [one.token_id for one in alone]
+        assert [one.logprob for one in result.prompt_logprobs] == pytest.approx(
+            [one.logprob for one in alone], abs=1e-4
+        )
+    assert_all_free(engine)
+
+
+def test_a_processor_with_a_state_is_called_once_a_token(tiny_model: PreTrainedModel, prompts: list[list[int]]) -> None:
+    seen: list[int] = []
+
+    def watch(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(history.shape[1])
+        return scores
+
+    def fail(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if history.shape[1] == len(prompts[1]) + 2:
+            raise LookupError
+        return scores
+
+    params = [SamplingParams(max_tokens=6, ignore_eos=True, logits_processors=[one]) for one in (watch, fail)]
+    new_engine(tiny_model).generate(prompts[:2], params)
+    assert seen == [len(prompts[0]) + number for number in range(6)]
+
+
 @pytest.mark.parametrize("num_drafts", [1, 4, 9])
 def test_speculation_changes_no_text_and_saves_steps(
     tiny_model: PreTrainedModel, generate_alone: Callable[..., list[list[int]]], num_drafts: int
@@ -191,19 +225,18 @@ def test_a_processor_that_raises_for_one_sample_ends_that_sample(
 ) -> None:
     calls = 0
 
-    def fail_when_alone(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # First all rows are tried together, then, after an error, each by itself.
+    def fail(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         if history.shape[1] == len(prompts[0]):
             calls += 1
-            if calls == 1 or calls == failing + 1:
+            if calls == failing:
                 raise LookupError
         return scores
 
     params = SamplingParams(max_tokens=4, n=3, seed=5, temperature=1.0, ignore_eos=True)
     engine = new_engine(tiny_model)
     whole = token_ids(engine.generate([prompts[0]], params))
-    results = engine.generate([prompts[0]], replace(params, logits_processors=[fail_when_alone]))
+    results = engine.generate([prompts[0]], replace(params, logits_processors=[fail]))
     failed = [True] * 3 if failing == 1 else [sample == failing - 1 for sample in range(3)]
     assert [isinstance(result.error, LookupError) for result in results] == failed
     assert [result.token_ids for result in results] == [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from looseleaf.engine import TokenEvent
 
@@ -142,3 +142,33 @@ def test_a_report_may_be_asked_for_inside_the_first_step(tiny_model: PreTrainedM
     engine.generate([[3, 4]], calling(lambda: reports.append(engine.report())))
     assert reports[0].tokens_per_second == 0
     assert [report.num_generated_tokens for report in reports] == list(range(8))
+
+
+def test_a_stop_string_that_came_before_a_failing_step_ends_the_answer(
+    tiny_model: PreTrainedModel, tiny_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    engine = Engine(tiny_model, tiny_tokenizer, num_blocks=60)
+    (whole,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+    text = tiny_tokenizer.decode(whole.token_ids[:3])
+    steps = 0
+
+    def hook(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            raise LookupError
+
+    waiting = engine.stream([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, stop=text[-1]))
+    other = engine.stream([[9, 9]], SamplingParams(max_tokens=8, ignore_eos=True))
+    events = [next(waiting)]
+    handle = tiny_model.model.layers[-1].register_forward_pre_hook(hook)
+    try:
+        *_, failed = other
+    finally:
+        handle.remove()
+    assert failed.result is not None
+    assert isinstance(failed.result.error, LookupError)
+    events += waiting
+    assert events[-1].result is not None
+    assert (events[-1].result.finish_reason, events[-1].result.error) == ("stop", None)
+    assert_all_free(engine)

@@ -71,6 +71,13 @@ class Admission:
         """Whether blocks are being copied in or out."""
         return bool(self.arriving or self.num_leaving_blocks)
 
+    @property
+    def num_free_rows(self) -> int:
+        """Sequences that may begin now: without those that beams will need, that come back, or that are in flight."""
+        num_rows = sum(one.num_rows for one in self._rows.requests()) + len(self.arriving)
+        num_leaving = 0 if self._swap_space is None else self._swap_space.num_leaving_sequences
+        return min(self._rows.size, self._manager.max_sequences - num_leaving) - num_rows
+
     def submit(self, request: Request) -> None:
         """Queue a new request."""
         request.times.submitted = perf_counter()
@@ -147,9 +154,7 @@ class Admission:
         return request.prompt if request.beam is not None else request.branches[0].history()
 
     def _may_run(self, request: Request, tokens: NDArray[np.int64], *, is_alone: bool) -> bool:
-        num_rows = sum(one.num_rows for one in self._rows.requests()) + len(self.arriving) + request.num_rows
-        num_leaving = 0 if self._swap_space is None else self._swap_space.num_leaving_sequences
-        if num_rows > self._rows.size or num_rows + num_leaving > self._manager.max_sequences:
+        if request.num_rows > self.num_free_rows:
             return False
         if request.swapped is not None and not request.swapped.is_done:
             return False

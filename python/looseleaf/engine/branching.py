@@ -9,8 +9,9 @@ from looseleaf.engine.request import Branch
 from looseleaf.errors import TooManySequences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from looseleaf.engine.admission import Admission
     from looseleaf.engine.beam import BeamStep
     from looseleaf.engine.request import Request
     from looseleaf.engine.rows import Rows
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["advance_beams", "begin_samples"]
 
 
-def begin_samples(
-    rows: Rows, request: Request, first_tokens: Sequence[int], put_back: Callable[[Request], None]
-) -> list[Request]:
+def begin_samples(rows: Rows, request: Request, first_tokens: Sequence[int], admission: Admission) -> list[Request]:
     """Begin the other samples of a prompt as forks of the first, which has just computed it.
 
-    A sample without a row waits in the queue like a request of its own: it has its first token.
+    A sample without a row waits in the queue like a request of its own: it has its first token. Rows that a beam search
+    will need are not free.
 
     Args:
         rows: the running sequences.
         request: the first sample, which holds the prompt's sequence.
         first_tokens: one for each of its samples.
-        put_back: queues a request.
+        admission: counts the free rows, and queues who gets none.
 
     Returns:
         The samples, which have their first token; some may be finished.
@@ -37,22 +37,25 @@ def begin_samples(
     samples, request.samples = request.samples, []
     parent = request.branches[0].sequence
     prompt_len = len(request.prompt)
+    num_free = admission.num_free_rows
     for sample, token_id in zip(samples, first_tokens, strict=True):
+        sample.prompt_logprobs = request.prompt_logprobs.copy()
         sample.accept([token_id])
         if sample.finish_reason is not None:
             continue
         sample.num_cached_tokens, sample.num_at_admission = prompt_len, 0
         sample.times.admitted = request.times.admitted
         branch = sample.branches[0]
-        if len(rows) < rows.size and parent is not None:
+        if num_free > 0 and parent is not None:
             try:
                 branch.sequence = parent.fork()
-            except TooManySequences:
-                pass
+            except TooManySequences:  # somebody outside holds them
+                num_free = 0
             else:
                 rows.add(branch, num_known=prompt_len + 1, num_computed=prompt_len, last_token=token_id)
+                num_free -= 1
                 continue
-        put_back(sample)
+        admission.put_back(sample)
     return samples
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from looseleaf.engine.logprobs import TokenLogprobs, prompt_logprobs
-from looseleaf.engine.sampler import Row, change_logits, greedy, sample
+from looseleaf.engine.sampler import Row, change_logits, greedy, is_finite_at, no_choice, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Choices:
         answers: by place in the plan, the tokens that follow the known ones.
         samples: by the request's `arrival`, the first token of each sample that begins with it.
         beams: by the request's `arrival`, what its search chose.
-        failed: requests whose own logits processors raised, with the error.
+        failed: requests whose own logits processors raised, or whose logits are no choice, with the error.
     """
 
     num_computed: NDArray[np.int64]
@@ -53,11 +53,13 @@ def choose(logits: Tensor, plan: Plan) -> Choices:
         plan: of the step.
     """
     if plan.is_greedy:
-        tokens = greedy(logits).tolist()
-        if len(tokens) == len(plan.branches):
-            return Choices(plan.num_computed, [[token] for token in tokens])
-        left = iter(tokens)
-        return Choices(plan.num_computed, [[next(left)] if count else [] for count in plan.num_logits.tolist()])
+        token_ids = greedy(logits)
+        if bool(is_finite_at(logits, token_ids).all()):
+            tokens = token_ids.tolist()
+            if len(tokens) == len(plan.branches):
+                return Choices(plan.num_computed, [[token] for token in tokens])
+            left = iter(tokens)
+            return Choices(plan.num_computed, [[next(left)] if count else [] for count in plan.num_logits.tolist()])
     return _Chooser(logits, plan).choose()
 
 
@@ -105,13 +107,16 @@ class _Chooser:
     def _search(self, request: Request, beams: list[tuple[Branch, int]]) -> None:
         assert request.beam is not None  # noqa: S101 - asked by the caller
         logprobs = torch.log_softmax(self._logits[[start for _, start in beams]].float(), dim=-1)
-        if request.params.changes_logits:
-            try:
+        try:
+            if request.params.changes_logits:
                 for scores, (branch, _) in zip(logprobs, beams, strict=True):
                     change_logits(scores, _row(request, branch.history()))
-            except Exception as error:  # noqa: BLE001 - it is the caller's code, and becomes the request's error
-                self._choices.failed.append((request, error))
-                return
+        except Exception as error:  # noqa: BLE001 - the caller's code; it becomes the request's error
+            self._choices.failed.append((request, error))
+            return
+        if not bool(torch.isfinite(logprobs.amax(dim=-1)).all()):
+            self._choices.failed.append((request, no_choice()))
+            return
         self._choices.beams[request.arrival] = request.beam.advance(logprobs)
 
     def _add_rows(self, request: Request, start: int, drafts: Sequence[int] | NDArray[np.int64]) -> None:
@@ -130,29 +135,14 @@ class _Chooser:
         self._owners.append(request)
 
     def _draw(self) -> list[tuple[int, TokenLogprobs | None] | None]:
-        """Token and log-probabilities of each row; None for those of a request whose own processors raised."""
+        """Token and log-probabilities of each row; None for those that failed."""
         if not self._rows:
             return []
         is_every = self._places == list(range(len(self._logits)))
-        logits = self._logits if is_every else self._logits[self._places]
-        try:
-            sampled = sample(logits, self._rows)
-        except Exception:
-            if not any(row.params.logits_processors for row in self._rows):
-                raise
-        else:
-            return list(zip(sampled.token_ids, sampled.logprobs, strict=True))
-        # Somebody's processor: one request at a time, so that only its owner fails.
-        drawn: list[tuple[int, TokenLogprobs | None] | None] = []
-        for number, (row, owner) in enumerate(zip(self._rows, self._owners, strict=True)):
-            try:
-                sampled = sample(logits[number : number + 1], [row])
-            except Exception as error:  # noqa: BLE001 - it is the caller's code, and becomes the request's error
-                self._choices.failed.append((owner, error))
-                drawn.append(None)
-            else:
-                drawn.append((sampled.token_ids[0], sampled.logprobs[0]))
-        return drawn
+        sampled = sample(self._logits if is_every else self._logits[self._places], self._rows)
+        self._choices.failed += [(self._owners[place], error) for place, error in sampled.errors.items()]
+        drawn = list(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        return [None if place in sampled.errors else one for place, one in enumerate(drawn)]
 
     def _hand_out(self, place: int, request: Request, drawn: list[tuple[int, TokenLogprobs | None] | None]) -> None:
         drafts = self._plan.drafts.get(place, ())

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from looseleaf.cache.swap import SwapSpace
 from looseleaf.engine.loop import Loop
@@ -63,6 +63,7 @@ class Engine:
         InvalidArgument: a number is out of range, not exactly one of `num_blocks` and `memory` is given, `preemption`
             is "swap" without `swap_memory`, or the model is not in eval mode.
         OutOfMemory: the device does not have so much memory.
+        InvalidType: an argument has another type.
         UnsupportedModel: the model has no head for language, its cache has a shape that is not supported, or
             `max_sequence_len` is beyond what its rotary embedding does for each sequence alone.
 
@@ -97,6 +98,15 @@ class Engine:
             raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model")
         if model.training:
             raise InvalidArgument("model must be in eval mode; call model.eval() first")
+        for name, number in (
+            ("max_sequences", max_sequences),
+            ("max_batch_tokens", max_batch_tokens),
+            ("max_sequence_len", 1 if max_sequence_len is None else max_sequence_len),
+        ):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise InvalidType(f"{name} must be an int, not {number!r}")
+        if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+            raise InvalidType(f"tokenizer must be a tokenizer of transformers, not {type(tokenizer).__name__}")
         if model.get_output_embeddings() is None:
             raise UnsupportedModel(f"{type(model).__name__} has no head for language: it returns no logits")
         if preemption not in ("auto", "recompute", "swap"):
@@ -149,7 +159,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         on_event: Callable[[TokenEvent], None] | None = None,
@@ -184,7 +194,7 @@ class Engine:
 
     def stream(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
     ) -> Generator[TokenEvent, None, None]:
         """Answer prompts, token by token.
@@ -207,7 +217,7 @@ class Engine:
 
     def stream_async(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
     ) -> AsyncGenerator[TokenEvent, None]:
         """Answer prompts, token by token, beside other tasks: steps run in a thread of the engine's own.
@@ -217,6 +227,9 @@ class Engine:
         Args, Returns, Raises: as `stream`, with an asynchronous iterator.
         """
         return self._run_async(self._prompts.requests(prompts, params))
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType("an Engine has a pool and running requests, it cannot be copied or pickled; make another one")
 
     def report(self) -> Report:
         """Time and memory of the latest run, or of the running one until now; streams open together are one run."""

@@ -83,7 +83,7 @@ class Output:
         request = self.request
         if num_after:
             del request.token_ids[-num_after:]
-        request.finish_reason = "stop"
+        request.finish_reason, request.error = "stop", None  # the answer was whole before it failed, if it did
 
     def _result(self) -> Result:
         request = self.request

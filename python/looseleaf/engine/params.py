@@ -20,6 +20,7 @@ __all__ = ["SamplingParams"]
 
 _AT_LEAST = {"max_tokens": 1, "min_tokens": 0, "top_k": 0, "n": 1, "num_beams": 1, "prompt_lookup_num_tokens": 0}
 _OPTIONAL_AT_LEAST = {"seed": 0, "logprobs": 0, "prompt_logprobs": 0, "expected_tokens": 0}
+_AT_MOST = {"n": 16_384}  # each answer is a request of its own
 _RANGES = {
     "temperature": (0.0, math.inf),
     "top_p": (0.0, 1.0),
@@ -52,8 +53,8 @@ class SamplingParams:
         presence_penalty: taken from the logits of all tokens that the answer has; in [-2, 2].
         logit_bias: added to the logits of these token ids.
         seed: of the draws; the same request with it gets the same answer, whatever runs beside it. None: one is drawn.
-        n: answers to each prompt. Sample i with seed s is the only one of a request with seed s + i; greedy samples are
-            all alike. With beams: how many of the best are returned.
+        n: answers to each prompt, at most 16,384. Sample i with seed s is the only one of a request with seed s + i;
+            greedy samples are all alike. With beams: how many of the best are returned.
         stop: strings that end an answer, which is cut before them.
         stop_token_ids: further token ids that end a generation; the one that did is its last token.
         ignore_eos: go on after the model's own end-of-text tokens; `stop_token_ids` still stop.
@@ -106,6 +107,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             self._set(name, _at_least(name, getattr(self, name), least))
+        for name, most in _AT_MOST.items():
+            if getattr(self, name) > most:
+                raise InvalidArgument(f"{name} must be at most {most}, not {getattr(self, name)}")
         for name, least in _OPTIONAL_AT_LEAST.items():
             if getattr(self, name) is not None:
                 self._set(name, _at_least(name, getattr(self, name), least))
@@ -113,7 +117,7 @@ class SamplingParams:
             self._set(name, _in_range(name, getattr(self, name), low, high))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidType(f"ignore_eos must be a bool, not {self.ignore_eos!r}")
-        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+        if not isinstance(self.early_stopping, bool) and str(self.early_stopping) != "never":
             raise InvalidArgument(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
         self._set("stop_token_ids", _integers("stop_token_ids", self.stop_token_ids))
         self._set("stop", _strings("stop", self.stop))
@@ -223,6 +227,9 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
 
 
 def _integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidType(f"{name} must be an integer, not {value!r}")
-    return index(value)
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # arrays and tensors that are no single integer
+        pass
+    raise InvalidType(f"{name} must be an integer, not {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from looseleaf.engine.beam import BeamSearch
 from looseleaf.engine.params import SamplingParams
@@ -12,13 +12,15 @@ from looseleaf.engine.text import encode
 from looseleaf.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["Prompts"]
+
+_T = TypeVar("_T")
 
 
 class Prompts:
@@ -36,7 +38,7 @@ class Prompts:
 
     def requests(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
     ) -> list[Request]:
         """One request for each prompt; its further samples are in `Request.samples`.
@@ -46,9 +48,13 @@ class Prompts:
         """
         if isinstance(prompts, str):
             raise InvalidType("prompts must be a list of prompts, not one string")
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        prompts = _listed("prompts", prompts)
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else _listed("params", params)
         if len(each) != len(prompts):
             raise InvalidArgument(f"params must be one, or as many as the {len(prompts)} prompts, not {len(each)}")
+        for place, wish in enumerate(each):
+            if not isinstance(wish, SamplingParams):
+                raise InvalidType(f"params[{place}] must be SamplingParams, not {type(wish).__name__}")
         return [
             self._request(index, prompt, wish) for index, (prompt, wish) in enumerate(zip(prompts, each, strict=True))
         ]
@@ -59,6 +65,11 @@ class Prompts:
         highest = max(params.logit_bias or (), default=0)
         if highest >= self._vocabulary_size:
             raise InvalidArgument(f"logit_bias must be for token ids below {self._vocabulary_size}, not {highest}")
+        if params.num_beams > self._vocabulary_size:
+            raise InvalidArgument(
+                f"num_beams must be at most the {self._vocabulary_size} tokens of the vocabulary, not "
+                f"{params.num_beams}"
+            )
         token_ids = encode(prompt, self._tokenizer, vocabulary_size=self._vocabulary_size)
         if params.num_beams > 1:
             return self._new(index, token_ids, params)
@@ -94,3 +105,10 @@ class Prompts:
         if ids is None:
             return frozenset()
         return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _listed(name: str, values: Iterable[_T]) -> list[_T]:
+    try:
+        return list(values)
+    except TypeError as error:
+        raise InvalidType(f"{name} must be a list, not {type(values).__name__}") from error

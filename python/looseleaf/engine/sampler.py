@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from looseleaf.engine.params import SamplingParams
 
-__all__ = ["Row", "Sampled", "change_logits", "greedy", "sample"]
+__all__ = ["Row", "Sampled", "change_logits", "greedy", "is_finite_at", "no_choice", "sample"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +52,14 @@ class Sampled:
     """What was chosen, for each row.
 
     Attributes:
-        token_ids: the tokens.
+        token_ids: the tokens; those of rows with an error mean nothing.
         logprobs: of the tokens, where `params.logprobs` asked for them.
+        errors: by row, what its processors raised, or that there is nothing to choose from.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    errors: dict[int, Exception]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -94,11 +96,9 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
         logits: [rows, vocabulary], any floating dtype; not changed.
         rows: what to choose by.
 
-    Raises:
-        InvalidArgument: a token id of a bias is outside the vocabulary, or a processor returned another shape or left
-            no token possible.
-        InvalidType: a processor returned no tensor.
-        Exception: whatever a processor raises.
+    A row fails alone, in `Sampled.errors`: with what a processor of its own raised, with InvalidArgument where a token
+    id of a bias is outside the vocabulary, a processor returned another shape, or no token is possible or one
+    infinitely likely, and with InvalidType where a processor returned no tensor of floats.
 
     >>> import torch
     >>> from looseleaf.engine.params import SamplingParams
@@ -107,12 +107,21 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     [1]
     """
     changed = logits
+    errors: dict[int, Exception] = {}
     if any(row.params.changes_logits for row in rows):
         changed = logits.to(torch.float32, copy=True)
-        for row, scores in zip(rows, changed, strict=True):
+        for place, (row, scores) in enumerate(zip(rows, changed, strict=True)):
             if row.params.changes_logits:
-                change_logits(scores, row)
-    chosen_ids = _choose(changed, rows)
+                try:
+                    change_logits(scores, row)
+                except Exception as error:  # noqa: BLE001 - a caller's code; whoever asked for the row gets it
+                    errors[place] = error
+    token_ids = _choose(changed, rows)
+    is_possible = is_finite_at(changed, token_ids)
+    if not bool(is_possible.all()):
+        for place in (~is_possible).nonzero()[:, 0].tolist():
+            errors.setdefault(place, no_choice())
+    chosen_ids: list[int] = token_ids.tolist()
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     asked = [place for place, row in enumerate(rows) if row.params.logprobs is not None]
     if asked:
@@ -121,21 +130,31 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
         )
         for place, one in zip(asked, found, strict=True):
             logprobs[place] = one
-    return Sampled(chosen_ids, logprobs)
+    return Sampled(chosen_ids, logprobs, errors)
 
 
-def _choose(scores: Tensor, rows: Sequence[Row]) -> list[int]:
+def is_finite_at(scores: Tensor, token_ids: Tensor) -> Tensor:
+    """Bool [rows], whether the chosen token of each row has a finite score: the greatest is NaN where any is."""
+    return torch.isfinite(scores.gather(1, token_ids[:, None])[:, 0])
+
+
+def no_choice() -> InvalidArgument:
+    """The error of a row of logits that gives nothing to choose."""
+    return InvalidArgument(
+        "logits must have a greatest that is finite: they are NaN, infinite, or leave no token possible"
+    )
+
+
+def _choose(scores: Tensor, rows: Sequence[Row]) -> Tensor:
     drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
     params = [rows[place].params for place in drawn]
     numbers = [uniform(rows[place].seed, rows[place].num_generated) for place in drawn]
     if drawn and len(drawn) == len(rows):
-        token_ids = draw(scores, params, numbers)
-    else:
-        token_ids = greedy(scores)
-        if drawn:
-            token_ids[drawn] = draw(scores[drawn], params, numbers)
-    chosen: list[int] = token_ids.tolist()
-    return chosen
+        return draw(scores, params, numbers)
+    token_ids = greedy(scores)
+    if drawn:
+        token_ids[drawn] = draw(scores[drawn], params, numbers)
+    return token_ids
 
 
 def change_logits(scores: Tensor, row: Row) -> None:
@@ -175,15 +194,12 @@ def _process(scores: Tensor, row: Row) -> None:
     """Let the caller's processors change one row."""
     history = torch.from_numpy(row.token_ids).to(scores.device, copy=True)[None]  # theirs: they may write into it
     for processor in row.params.logits_processors:
-        returned = processor(history, scores[None])
-        if not isinstance(returned, torch.Tensor):
-            raise InvalidType(
-                f"logits_processors must return a tensor, {processor!r} returned {type(returned).__name__}"
-            )
+        returned: object = processor(history, scores[None])
+        if not isinstance(returned, torch.Tensor) or not returned.is_floating_point():
+            kind = returned.dtype if isinstance(returned, torch.Tensor) else type(returned).__name__
+            raise InvalidType(f"logits_processors must return a tensor of floats, {processor!r} returned {kind}")
         if returned.shape != (1, len(scores)):
             raise InvalidArgument(
                 f"logits_processors must return [1, {len(scores)}], {processor!r} returned {list(returned.shape)}"
             )
-        scores.copy_(returned[0])
-    if not bool((scores > -torch.inf).any()):
-        raise InvalidArgument("logits_processors left no token possible")
+        scores.copy_(returned[0].detach())

@@ -214,7 +214,7 @@ class Scheduler:
         for request, answer in zip(served, answers, strict=True):
             request.accept(answer)
         for request in [request for request in served if request.samples]:
-            served += branching.begin_samples(self._rows, request, samples[request.arrival], self._admission.put_back)
+            served += branching.begin_samples(self._rows, request, samples[request.arrival], self._admission)
         searches = {id(branch.request): branch.request for branch in plan.branches if branch.request.beam is not None}
         for request in searches.values():
             served += branching.advance_beams(self._rows, request, beams.get(request.arrival))

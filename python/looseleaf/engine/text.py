@@ -48,6 +48,8 @@ def encode(
             token_ids = np.asarray(prompt)
         except ValueError:
             token_ids = np.asarray(prompt, dtype=object)
+        except Exception as error:
+            raise InvalidType(f"a prompt must be a string or a flat list of integers, not {prompt!r}"[:200]) from error
         if token_ids.size and (token_ids.ndim != 1 or token_ids.dtype.kind not in "iu"):
             raise InvalidType(f"a prompt must be a string or a flat list of integers, not {prompt!r}"[:200])
     if not token_ids.size:
@@ -56,7 +58,7 @@ def encode(
     if low < 0 or high >= vocabulary_size:
         wrong = low if low < 0 else high
         raise InvalidArgument(f"token ids must be in [0, {vocabulary_size}), not {wrong}")
-    return token_ids.astype(np.int64, copy=False)
+    return token_ids.astype(np.int64)  # a copy: the caller may use the array again
 
 
 def decode(token_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -155,6 +157,10 @@ def _longest_begin(text: str, stop: Sequence[str]) -> int:
 def _tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     if tokenizer is None:
         raise InvalidArgument("text prompts need a tokenizer; give the engine one, or give token ids")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a prompt must be text that UTF-8 can encode: {error}") from error
     if getattr(tokenizer, "chat_template", None):
         message = [{"role": "user", "content": prompt}]
         encoded = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
