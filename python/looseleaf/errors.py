@@ -270,7 +270,7 @@ class OutOfMemory(LooseleafError, MemoryError):
 
 
 class StaleStep(LooseleafError, RuntimeError):
-    """A step was used after the next one was prepared: its tables and slots now belong to that one."""
+    """A step was used after its commit, or after the next one was prepared, which has its tables and slots now."""
 
 
 class ForkedProcess(LooseleafError, RuntimeError):

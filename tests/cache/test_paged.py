@@ -209,6 +209,19 @@ def test_step_that_failed_is_repeated() -> None:
     cache.manager.validate()
 
 
+def test_step_is_refused_after_its_commit() -> None:
+    cache = _cache()
+    step = cache.step([cache.admit([1, 2, 3])])
+    rows = _rows([1, 2, 3])
+    with pytest.raises(InvalidArgument):
+        step.commit(99)
+    step.write(0, rows, rows)
+    step.commit()
+    for use in (lambda: step.write(0, rows, rows), lambda: step.attend(0, rows, rows, rows), step.commit):
+        with pytest.raises(StaleStep, match="was committed"):
+            use()
+
+
 def test_step_is_refused_after_the_next_one() -> None:
     cache = _cache()
     first, second = cache.admit([1, 2, 3]), cache.admit([4, 5, 6])

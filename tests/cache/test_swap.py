@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.cache.by_hand import ByHand
 
 from looseleaf import Namespace, PagedKVCache
 from looseleaf.cache.swap import SwappedIn, SwapSpace
-from looseleaf.errors import InvalidArgument, OutOfBlocks, StaleSequence
+from looseleaf.errors import InvalidArgument, InvalidType, OutOfBlocks, StaleSequence
 
 if TYPE_CHECKING:
     from looseleaf import Sequence
@@ -255,3 +255,26 @@ def test_sequences_in_flight_are_counted_until_they_are_released() -> None:
     assert space.num_leaving_sequences == 1
     hand.finish()
     assert (space.num_leaving_sequences, cache.stats().num_sequences) == (0, 0)
+
+
+def test_what_belongs_to_another_space_or_cache_is_refused() -> None:
+    cache, other_cache = new_cache(), new_cache()
+    space, other = SwapSpace(cache, num_blocks=4), SwapSpace(cache, num_blocks=4)
+    foreign = computed(other_cache, [1, 2, 3])
+    with pytest.raises(InvalidArgument, match="one of the cache that this space swaps for"):
+        space.swap_out(foreign)
+    swapped = space.swap_out(computed(cache, [1, 2, 3]))
+    with pytest.raises(InvalidArgument, match="must be of this space"):
+        other.swap_in(swapped, [1, 2, 3])
+    with pytest.raises(InvalidArgument, match="must be of this space"):
+        other.discard(swapped)
+    assert (space.num_free, other.num_free, foreign.num_computed) == (3, 4, 3)
+    assert content(cache, space.swap_in(swapped, [1, 2, 3]).sequence, 3) == expected([1, 2, 3])
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "sequence"])
+def test_what_is_no_sequence_or_nothing_swapped_is_refused(wrong: Any) -> None:
+    space = SwapSpace(new_cache(), num_blocks=4)
+    for call in (space.swap_out, space.discard, lambda value: space.swap_in(value, [1])):
+        with pytest.raises(InvalidType, match="must"):
+            call(wrong)

@@ -23,8 +23,8 @@ class Step:
     """The new tokens of a batch, packed: rows of one sequence after rows of the other, prefill and decode alike.
 
     Made by `PagedKVCache.step`. Its tensors are views of buffers that the next step fills again; using a step after
-    that raises `StaleStep`. A step that failed half-way changed nothing that counts: prepare it again, or go through
-    its layers again.
+    that, or after its commit, raises `StaleStep`. Its sequences must live as long as it is used. A step that failed
+    half-way changed nothing that counts: prepare it again, or go through its layers again.
 
     Attributes:
         num_sequences: sequences of the batch.
@@ -42,6 +42,7 @@ class Step:
 
     __slots__ = (
         "_cache",
+        "_is_committed",
         "_number",
         "_sequences",
         "block_table",
@@ -60,6 +61,7 @@ class Step:
         """Name what is in the tables; users call `PagedKVCache.step`."""
         self._cache = cache
         self._number = cache.num_steps
+        self._is_committed = False
         self._sequences = sequences
         self.num_sequences, self.num_tokens = tables.num_sequences, tables.num_tokens
         self.max_query_len = tables.max_query_len
@@ -80,7 +82,7 @@ class Step:
             v: the same shape and dtype.
 
         Raises:
-            StaleStep: a newer step of the cache was prepared.
+            StaleStep: a newer step of the cache was prepared, or this one was committed.
             InvalidArgument: a shape, device or stride that is not allowed, or a tensor that requires grad.
             InvalidType: another dtype.
         """
@@ -123,7 +125,7 @@ class Step:
             [num_tokens, q_heads, head_dim].
 
         Raises:
-            StaleStep: a newer step of the cache was prepared.
+            StaleStep: a newer step of the cache was prepared, or this one was committed.
             InvalidArgument: a shape, device, stride or value that is not allowed, or a tensor that requires grad.
             InvalidType: a type or dtype that is not allowed.
         """
@@ -159,12 +161,13 @@ class Step:
             tokens: ids of computed tokens that are not known yet, in batch order; None: they stay unknown.
 
         Raises:
-            StaleStep: a newer step of the cache was prepared.
+            StaleStep: a newer step of the cache was prepared, or this one was committed.
             StaleSequence: a sequence was released.
             InvalidArgument, InvalidType: `num_computed` or `tokens` do not match the sequences.
         """
         self._check_newest()
         self._cache.manager.commit(self._sequences, num_computed, tokens=tokens)
+        self._is_committed = True
 
     def _caches(self, layer: int) -> tuple[Tensor, Tensor]:
         self._check_newest()
@@ -176,3 +179,5 @@ class Step:
     def _check_newest(self) -> None:
         if self._number != self._cache.num_steps:
             raise StaleStep("this step was followed by another of the same cache, which now has its tables and slots")
+        if self._is_committed:
+            raise StaleStep("this step was committed: others may share its blocks now")

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from looseleaf.allocator import Sequence
 from looseleaf.cache.storage import KVStorage
 from looseleaf.cache.transfer import Copier, Transfer, copier_for
-from looseleaf.errors import InvalidArgument, OutOfBlocks
+from looseleaf.errors import InvalidArgument, InvalidType, OutOfBlocks
 from looseleaf.sizing import blocks_for_tokens, memory_budget
 
 if TYPE_CHECKING:
-    from looseleaf.allocator import Namespace, Sequence
+    from looseleaf.allocator import Namespace
     from looseleaf.allocator.manager import Integers
     from looseleaf.cache.paged import PagedKVCache
 
@@ -33,10 +34,13 @@ class SwappedOut:
         num_tokens: computed tokens that it holds.
     """
 
-    __slots__ = ("_blocks", "_is_discarded", "_sequence", "_transfer", "num_tokens")
+    __slots__ = ("_blocks", "_is_discarded", "_sequence", "_space", "_transfer", "num_tokens")
 
-    def __init__(self, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer) -> None:
+    def __init__(
+        self, space: SwapSpace, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer
+    ) -> None:
         self.num_tokens = num_tokens
+        self._space = space
         self._sequence: Sequence | None = sequence
         self._blocks = blocks
         self._transfer = transfer
@@ -56,9 +60,12 @@ class SwappedIn:
         num_tokens: tokens that are computed then.
     """
 
-    __slots__ = ("_blocks", "_is_discarded", "_transfer", "is_done", "num_tokens", "sequence")
+    __slots__ = ("_blocks", "_is_discarded", "_space", "_transfer", "is_done", "num_tokens", "sequence")
 
-    def __init__(self, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer | None) -> None:
+    def __init__(
+        self, space: SwapSpace, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer | None
+    ) -> None:
+        self._space = space
         self.sequence = sequence
         self.num_tokens = num_tokens
         self.is_done = False
@@ -74,7 +81,7 @@ class SwapSpace:
     """Blocks on the host for sequences of a paged cache that give way to others.
 
     Copies to and from a GPU are asynchronous, through pinned memory; on the CPU they are done when a call returns.
-    Every call first finishes what is done.
+    Every call first finishes what is done. For one thread at a time, like the steps of its cache.
 
     Args:
         cache: whose sequences are swapped.
@@ -166,8 +173,13 @@ class SwapSpace:
         Raises:
             OutOfBlocks: the space has not enough blocks; the sequence is as it was.
             StaleSequence: it was released.
-            InvalidArgument: none of its tokens is computed.
+            InvalidArgument: none of its tokens is computed, or it is of another cache.
+            InvalidType: it is no sequence.
         """
+        if not isinstance(sequence, Sequence):
+            raise InvalidType(f"sequence must be a Sequence, not {type(sequence).__name__}")
+        if sequence._manager is not self._cache.manager._core:  # noqa: SLF001 - one library
+            raise InvalidArgument("sequence must be one of the cache that this space swaps for")
         self.settle()
         num_tokens = sequence.num_computed
         if not num_tokens:
@@ -182,7 +194,7 @@ class SwapSpace:
         except BaseException:
             self._free += blocks
             raise
-        swapped = SwappedOut(sequence, num_tokens, blocks, transfer)
+        swapped = SwappedOut(self, sequence, num_tokens, blocks, transfer)
         self._leaving.append(swapped)
         self.settle()
         return swapped
@@ -206,7 +218,8 @@ class SwapSpace:
 
         Args:
             swapped: what `swap_out` returned, once that is done. It is used up.
-            tokens: token ids of the whole sequence, int [at least `swapped.num_tokens`].
+            tokens: token ids of the whole sequence, int [at least `swapped.num_tokens`]: the same as before, for others
+                find its blocks by them.
             reserve: as for `admit`.
             namespace: the one that it was admitted in.
             cache: whether it takes part in the prefix cache, as when it was admitted.
@@ -216,8 +229,11 @@ class SwapSpace:
 
         Raises:
             OutOfBlocks, TooManySequences: not now; `swapped` is as it was.
-            InvalidArgument: `swapped` was used or discarded, is still being copied, or there are fewer tokens.
+            InvalidArgument: `swapped` was used or discarded, is still being copied or of another space, or there are
+                fewer tokens.
+            InvalidType: `swapped` is none.
         """
+        self._check(swapped, SwappedOut)
         self.settle()
         if not swapped.is_done or swapped._is_discarded:  # noqa: SLF001 - one module
             raise InvalidArgument("swapped must be copied out, and neither discarded nor swapped in before")
@@ -235,7 +251,7 @@ class SwapSpace:
             except BaseException:
                 sequence.release()
                 raise
-        coming = SwappedIn(sequence, swapped.num_tokens, swapped._blocks, transfer)  # noqa: SLF001 - one module
+        coming = SwappedIn(self, sequence, swapped.num_tokens, swapped._blocks, transfer)  # noqa: SLF001 - one module
         swapped._is_discarded = True  # noqa: SLF001 - one module
         self._coming.append(coming)
         self.settle()
@@ -245,7 +261,12 @@ class SwapSpace:
         """Give up what was swapped: its blocks, and its sequence, as soon as its copies are done. Again: does nothing.
 
         A `SwappedIn` that is done is the caller's: its sequence is released by the caller.
+
+        Raises:
+            InvalidArgument: it is of another space.
+            InvalidType: it is neither.
         """
+        self._check(swapped, (SwappedOut, SwappedIn))
         if swapped._is_discarded:  # noqa: SLF001 - one module
             return
         swapped._is_discarded = True  # noqa: SLF001 - one module
@@ -274,6 +295,12 @@ class SwapSpace:
             else:
                 self._compute(coming)
                 coming.is_done = True
+
+    def _check(self, swapped: object, kinds: type | tuple[type, ...]) -> None:
+        if not isinstance(swapped, kinds):
+            raise InvalidType(f"swapped must come from swap_out or swap_in, was {type(swapped).__name__}")
+        if swapped._space is not self:  # type: ignore[attr-defined]  # noqa: SLF001 - one module
+            raise InvalidArgument("swapped must be of this space, it is of another")
 
     def _compute(self, coming: SwappedIn) -> None:
         """Note in the manager that the tokens are there; no batch is filled, for no step computes them."""
