@@ -227,8 +227,8 @@ def _step(scheduler: Scheduler) -> list[Request] | None:
         [2**30 + (branch.request.index * 4096 + branch.request.num_generated) % 2**30] if count else []
         for branch, count in zip(plan.branches, plan.num_logits.tolist(), strict=True)
     ]
-    served = scheduler.advance(plan, plan.num_computed, answers, samples={}, beams={})
-    return [request for request in served if request.finish_reason is not None]
+    scheduler.advance(plan, plan.num_computed, answers, samples={}, beams={})
+    return [request for request in scheduler.take_news() if request.finish_reason is not None]
 
 
 def _unlike_others(number: int, length: int) -> NDArray[np.int64]:
