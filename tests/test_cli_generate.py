@@ -330,6 +330,34 @@ def test_a_stream_of_one_answer_is_its_text(folder: str) -> None:
     assert "requests finished" in result.stdout[len(text) :]
 
 
+def test_a_stream_tells_why_there_is_no_answer(folder: str) -> None:
+    common = ["generate", "--model", folder, "--num-blocks", "2", "--max-new-tokens", "5", "--stream"]
+    for prompts, number in (["x" * 40], ""), (["x" * 40, "short"], "[1] "):
+        result = runner.invoke(app, [*common, *prompts])
+        assert (result.exit_code, result.stderr) == (1, "")
+        assert f"{number}refused: need 3 blocks, the pool has 2" in result.stdout.splitlines()
+    assert not runner.invoke(app, [*common, "x" * 40]).stdout.startswith("\n")
+
+
+def test_a_stream_that_fails_tells_why_below_its_text(folder: str) -> None:
+    num_calls = 0
+
+    def fail(module: torch.nn.Module, _arguments: object) -> None:
+        nonlocal num_calls
+        if type(module).__name__ == "LlamaForCausalLM":
+            num_calls += 1
+            if num_calls > 3:
+                raise ValueError("no more")
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(fail)
+    result = runner.invoke(app, ["generate", "--model", folder, "--max-new-tokens", "9", "--stream", "One"])
+    handle.remove()
+    assert result.exit_code == 1
+    text, _, rest = result.stdout.partition("\nrefused: no more\n")
+    assert text.strip()
+    assert "0 of 1" in rest
+
+
 def test_a_stream_of_several_answers_comes_in_lines_with_their_numbers(folder: str) -> None:
     common = ["generate", "--model", folder, "--max-new-tokens", "9"]
     texts = [one["text"] for one in json.loads(runner.invoke(app, [*common, "--json", "A", "B"]).stdout)["results"]]

@@ -15,7 +15,26 @@ from looseleaf.sizing import format_bytes
 if TYPE_CHECKING:
     from looseleaf.engine import Report, Result, TokenEvent
 
-__all__ = ["Lines", "show_answers", "show_json", "show_report"]
+__all__ = ["Lines", "Text", "show_answers", "show_json", "show_report"]
+
+
+class Text:
+    """One answer alone: its text as it comes, or why there is none."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def add(self, event: TokenEvent) -> None:
+        """Print what came."""
+        self._has_begun |= bool(event.text)
+        typer.echo(event.text, nl=False)
+        if event.result is None:
+            return
+        error = event.result.error
+        if self._has_begun or error is None:
+            typer.echo()
+        if error is not None:
+            typer.echo(f"refused: {error}")
 
 
 class Lines:

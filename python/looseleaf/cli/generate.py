@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from looseleaf.cli.answers import Lines, show_answers, show_json, show_report
+from looseleaf.cli.answers import Lines, Text, show_answers, show_json, show_report
 from looseleaf.cli.progress import progress
 from looseleaf.config import dtype_name
 from looseleaf.engine import SamplingParams
@@ -226,17 +226,13 @@ def _load_model(folder: Path | None, dtype: str) -> tuple[PreTrainedModel, PreTr
 def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
     """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
     num_answers, max_tokens = len(prompts) * params.n, params.max_tokens
-    is_alone = num_answers == 1
+    printed = Text() if num_answers == 1 else Lines()
     with progress(is_hidden=stream) as bars, closing(engine.stream(prompts, params)) as events:
         tokens = bars.add_task("tokens", total=num_answers * max_tokens)
         answers = bars.add_task("answers", total=num_answers)
-        lines = Lines()
         for event in events:
             if stream:
-                if is_alone:
-                    typer.echo(event.text, nl=event.result is not None)
-                else:
-                    lines.add(event)
+                printed.add(event)
             bars.advance(tokens)
             if event.result is not None:
                 results.append(event.result)
