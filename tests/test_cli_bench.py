@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 from looseleaf import __version__, ops
-from looseleaf.bench import Settings, attention
+from looseleaf.bench import Measurement, Settings, attention
+from looseleaf.bench.measure import machine
 from looseleaf.cli.app import app
+from looseleaf.cli.figures import show_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +63,30 @@ def test_attention_that_is_a_little_wrong_is_not_timed(
         attention.run(settings, dtype=dtype)
 
 
+def test_tables_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = "one case, " + ", ".join(f"part {number} of its name" for number in range(6))
+    rows = [
+        Measurement(case=case, who=who, cpu_seconds=seconds, wall_seconds=123.45, is_baseline=seconds > 1)
+        for who, seconds in (("transformers, padded batch", 217.0), ("looseleaf engine", 1.0))
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    show_tables([*rows, *(replace(row, case="another") for row in rows)], machine())
+    text = capsys.readouterr().out
+    *lines, last = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(text.split())
+    assert case in words
+    assert "times as fast, " in words
+    assert words.count("217.00 ") == 4, "the time of the baseline, and how many times as fast the other is, twice"
+    assert "…" not in text
+    assert f"looseleaf {__version__}" in last
+    assert last.startswith(machine()["processor"])
+
+
 def test_a_table_for_people_and_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="--plot needs matplotlib, which `make setup` installs")
     path = tmp_path / "figures.png"
-    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(path)], env={"COLUMNS": "160"})
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(path)])
     assert result.exit_code == 0, result.stderr
     assert "baseline" in result.stdout
     assert "Python lists" in result.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from looseleaf.cli.figures import draw, show_json, show_tables
 from looseleaf.errors import MissingPackage
 
 if TYPE_CHECKING:
@@ -35,7 +33,15 @@ def bench(
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Also draw the figures into this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Measure the allocator, attention or the engine, each beside its baseline; medians, tokens and values checked."""
+    """Measure the allocator, attention or the engine, each beside its baseline; medians, tokens and values checked.
+
+    Beside the allocator: tables built from Python lists.
+
+    Beside attention: PyTorch's, on contiguous and on gathered keys and values.
+
+    Beside the engine: generate() of transformers, one by one and in a padded batch. In a checkout benches/serving.py
+    compares it with transformers' continuous batching.
+    """
     if real and subject is not _Subject.engine:
         raise typer.BadParameter("--real is for engine")
     if plot is not None:
@@ -48,12 +54,11 @@ def bench(
         console.print(f"measuring {subject.value} ...", style="dim")
     rows = _run(subject, settings, real=real)
     if plot is not None:
-        _draw(rows, plot)
+        draw(rows, plot)
     if as_json:
-        document = {"subject": subject.value, "machine": machine(), "rows": [_row(rows, one) for one in rows]}
-        typer.echo(json.dumps(document, indent=2))
+        show_json(rows, machine(), subject=subject.value)
     else:
-        Console().print(_table(rows))
+        show_tables(rows, machine())
 
 
 def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measurement]:
@@ -71,35 +76,6 @@ def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measureme
     return engine.run(settings, model=load_smollm2("float32")[0] if real else None)
 
 
-def _ratio(rows: list[Measurement], one: Measurement) -> float:
-    """How many times faster than its baseline, in CPU time."""
-    baseline = next(row for row in rows if row.case == one.case and row.is_baseline)
-    return baseline.cpu_seconds / one.cpu_seconds
-
-
-def _row(rows: list[Measurement], one: Measurement) -> dict[str, object]:
-    return asdict(one) | {"ratio": _ratio(rows, one)}
-
-
-def _table(rows: list[Measurement]) -> Table:
-    table = Table()
-    for column in ("case", "who"):
-        table.add_column(column)
-    for column in ("CPU", "wall", "times the baseline"):
-        table.add_column(column, justify="right")
-    for one in rows:
-        ratio = "baseline" if one.is_baseline else f"{_ratio(rows, one):.2f} x"
-        table.add_row(one.case, one.who, _time(one.cpu_seconds), _time(one.wall_seconds), ratio)
-    return table
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.2f} {unit}"
-    return f"{seconds * 1e6:.1f} us"
-
-
 def _check_matplotlib() -> None:
     try:
         is_missing = find_spec("matplotlib") is None
@@ -107,17 +83,3 @@ def _check_matplotlib() -> None:
         is_missing = True
     if is_missing:
         raise MissingPackage("matplotlib", "pip install matplotlib")
-
-
-def _draw(rows: list[Measurement], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only with --plot
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.barh([f"{one.who}\n{one.case}" for one in rows][::-1], [_ratio(rows, one) for one in rows][::-1])
-    axes.axvline(1.0, color="gray", linewidth=1)
-    axes.set_xlabel("times as fast as the baseline, CPU time")
-    axes.tick_params(axis="y", labelsize=7)
-    figure.savefig(path, format="png", dpi=120)
