@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from looseleaf import __version__, ops
-from looseleaf.bench import Measurement, Settings, attention
+from looseleaf.bench import Measurement, Settings, allocator, attention
 from looseleaf.bench.measure import machine
 from looseleaf.cli.app import app
 from looseleaf.cli.figures import show_tables
@@ -100,6 +100,41 @@ def test_a_plot_without_matplotlib_is_one_message(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 1
     assert "pip install matplotlib" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none/figures.png", "there is no folder"),
+        ("figures.txt", "--plot must end in .png, not 'figures.txt'"),
+        ("figures", "--plot must end in .png, not 'figures'"),
+    ],
+)
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator, "run", lambda _settings: pytest.fail("measured"))
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(tmp_path / name)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_plot_that_fails_loses_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="--plot needs matplotlib, which `make setup` installs")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    rows = allocator.run(Settings(repeats=1, is_quick=True))
+
+    def run(_settings: Settings) -> list[Measurement]:
+        folder.rmdir()
+        return rows
+
+    monkeypatch.setattr(allocator, "run", run)
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(folder / "figures.PNG")])
+    assert result.exit_code == 1
+    assert "Python lists" in result.stdout
+    assert result.stderr == f"looseleaf: --plot {folder / 'figures.PNG'}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from looseleaf.cli.figures import draw, show_json, show_tables
-from looseleaf.errors import MissingPackage
+from looseleaf.errors import InvalidArgument, MissingPackage
 
 if TYPE_CHECKING:
     from looseleaf.bench import Measurement, Settings
@@ -30,7 +30,9 @@ def bench(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller cases, fewer repeats.")] = False,
     real: Annotated[bool, typer.Option("--real", help="With engine: SmolLM2-135M instead of random weights.")] = False,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Also draw the figures into this PNG file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, writable=True, help="Also draw the figures into this PNG file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Measure the allocator, attention or the engine, each beside its baseline; medians, tokens and values checked.
@@ -45,7 +47,7 @@ def bench(
     if real and subject is not _Subject.engine:
         raise typer.BadParameter("--real is for engine")
     if plot is not None:
-        _check_matplotlib()
+        _check_plot(plot)
     from looseleaf.bench.measure import Settings, machine  # noqa: PLC0415 - for a faster start
 
     settings = Settings(repeats=3, is_quick=True) if quick else Settings()
@@ -53,12 +55,15 @@ def bench(
     if console.is_terminal:
         console.print(f"measuring {subject.value} ...", style="dim")
     rows = _run(subject, settings, real=real)
-    if plot is not None:
-        draw(rows, plot)
     if as_json:
         show_json(rows, machine(), subject=subject.value)
     else:
         show_tables(rows, machine())
+    if plot is not None:
+        try:
+            draw(rows, plot)
+        except OSError as error:
+            raise InvalidArgument(f"--plot {plot}: {error.strerror or error}") from error
 
 
 def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measurement]:
@@ -76,7 +81,12 @@ def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measureme
     return engine.run(settings, model=load_smollm2("float32")[0] if real else None)
 
 
-def _check_matplotlib() -> None:
+def _check_plot(path: Path) -> None:
+    """Refuse what could not be drawn once everything is measured."""
+    if path.suffix.lower() != ".png":
+        raise typer.BadParameter(f"--plot must end in .png, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"--plot {path}: there is no folder {path.parent}")
     try:
         is_missing = find_spec("matplotlib") is None
     except ValueError:  # hidden on purpose
