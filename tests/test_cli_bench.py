@@ -160,3 +160,4 @@ def test_the_allocator_is_measured_without_torch() -> None:
 def test_wrong_usage() -> None:
     assert runner.invoke(app, ["bench", "everything"]).exit_code == 2
     assert runner.invoke(app, ["bench", "allocator", "--real"]).exit_code == 2
+    assert runner.invoke(app, ["bench", "attention", "--device", "cpu"]).exit_code == 2

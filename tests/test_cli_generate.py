@@ -137,6 +137,7 @@ def test_an_interrupt_keeps_what_is_finished(folder: str, interrupt_after: list[
         (["--dtype", "int8"], "dtype must be one of"),
         (["--file", "no-such-file"], "no-such-file"),
         (["--model", "no-such-folder"], "no-such-folder"),
+        (["--device", "gpu"], "--device gpu: Expected one of cpu, cuda"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -144,6 +145,30 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+# The meta device is in every torch, and computes nothing.
+@pytest.mark.parametrize("command", [["generate", "One"], ["bench", "engine", "--quick"]], ids=lambda one: one[0])
+def test_a_device_that_torch_cannot_use_is_one_line_before_a_model_is_loaded(command: list[str]) -> None:
+    result = runner.invoke(app, [*command, "--device", "meta"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("looseleaf: --device meta: torch cannot compute on it here: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_device_reaches_the_model(folder: str) -> None:
+    found: set[str] = set()
+
+    def look(module: torch.nn.Module, _arguments: object) -> None:
+        found.update(str(one.device) for one in module.parameters())
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    arguments = ["generate", "--model", folder, "--max-new-tokens", "2", "One"]
+    for device in ["cpu"] + ["cuda:0"] * torch.cuda.is_available():
+        found.clear()
+        assert runner.invoke(app, [*arguments, "--device", device]).exit_code == 0
+        assert found == {device}
+    handle.remove()
 
 
 def test_a_file_without_a_prompt_is_wrong_usage(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from looseleaf.cli.device import check_device
 from looseleaf.cli.figures import draw, show_json, show_tables
 from looseleaf.errors import InvalidArgument, MissingPackage
 
@@ -30,6 +31,10 @@ def bench(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller cases, fewer repeats.")] = False,
     real: Annotated[bool, typer.Option("--real", help="With engine: SmolLM2-135M instead of random weights.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="With engine: where the model runs, such as cuda.", show_default="cpu"),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, writable=True, help="Also draw the figures into this PNG file.")
     ] = None,
@@ -44,17 +49,20 @@ def bench(
     Beside the engine: generate() of transformers, one by one and in a padded batch. In a checkout benches/serving.py
     compares it with transformers' continuous batching.
     """
-    if real and subject is not _Subject.engine:
-        raise typer.BadParameter("--real is for engine")
+    for option, is_there in {"--real": real, "--device": device is not None}.items():
+        if is_there and subject is not _Subject.engine:
+            raise typer.BadParameter(f"{option} is for engine")
     if plot is not None:
         _check_plot(plot)
+    if device is not None:
+        check_device(device)
     from looseleaf.bench.measure import Settings, machine  # noqa: PLC0415 - for a faster start
 
     settings = Settings(repeats=3, is_quick=True) if quick else Settings()
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(f"measuring {subject.value} ...", style="dim")
-    rows = _run(subject, settings, real=real)
+    rows = _run(subject, settings, real=real, device=device or "cpu")
     if as_json:
         show_json(rows, machine(), subject=subject.value)
     else:
@@ -66,7 +74,7 @@ def bench(
             raise InvalidArgument(f"--plot {plot}: {error.strerror or error}") from error
 
 
-def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measurement]:
+def _run(subject: _Subject, settings: Settings, *, real: bool, device: str) -> list[Measurement]:
     if subject is _Subject.allocator:
         from looseleaf.bench import allocator  # noqa: PLC0415
 
@@ -78,7 +86,8 @@ def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measureme
     from looseleaf.bench import engine  # noqa: PLC0415 - takes seconds
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
-    return engine.run(settings, model=load_smollm2("float32")[0] if real else None)
+    model = load_smollm2("float32")[0] if real else engine.random_model()
+    return engine.run(settings, model=model.to(device))
 
 
 def _check_plot(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from looseleaf.cli.answers import Lines, Text, show_answers, show_json, show_report
+from looseleaf.cli.device import check_device
 from looseleaf.cli.progress import progress
 from looseleaf.config import dtype_name
 from looseleaf.engine import SamplingParams
@@ -69,6 +70,7 @@ def generate(
     memory: Annotated[str | None, typer.Option(help="Size of the pool, such as 2GiB.", show_default=_MEMORY)] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; of weights and cache.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where it runs, such as cuda or cuda:1.")] = "cpu",
     model: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Folder of a transformers model; instead of SmolLM2-135M."),
@@ -152,10 +154,11 @@ def generate(
     results: list[Result] = []
     is_interrupted = False
     try:
+        check_device(device)
         from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch, which takes seconds
 
         engine = Engine(
-            *_load_model(model, dtype),
+            *_load_model(model, dtype, device),
             num_blocks=num_blocks,
             memory=pool_bytes,
             block_size=block_size,
@@ -207,20 +210,21 @@ def _read_bias(given: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def _load_model(folder: Path | None, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_model(folder: Path | None, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import transformers  # noqa: PLC0415 - takes seconds, as what follows
 
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
     if folder is None:
-        return load_smollm2(dtype)
+        model, tokenizer = load_smollm2(dtype)
+        return model.to(device), tokenizer
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"--model {folder}: {error}") from error
-    return model.eval(), tokenizer
+    return model.eval().to(device), tokenizer
 
 
 def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
