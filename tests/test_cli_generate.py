@@ -147,6 +147,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert result.stderr.count("\n") == 1
 
 
+def test_prompts_may_come_from_stdin(folder: str) -> None:
+    arguments = ["generate", "--model", folder, "--max-new-tokens", "2", "--json", "first", "--file", "-"]
+    result = runner.invoke(app, arguments, input="from stdin\n\nand a füll line\n")
+    assert result.exit_code == 0, result.stderr
+    prompts = [answer["prompt"] for answer in json.loads(result.stdout)["results"]]
+    assert prompts == ["first", "from stdin", "and a füll line"]
+    result = runner.invoke(app, ["generate", "--model", folder, "--file", "-"], input="\n")
+    assert (result.exit_code, result.stderr) == (2, "looseleaf: Invalid value: --file - holds no prompt\n")
+
+
 # The meta device is in every torch, and computes nothing.
 @pytest.mark.parametrize("command", [["generate", "One"], ["bench", "engine", "--quick"]], ids=lambda one: one[0])
 def test_a_device_that_torch_cannot_use_is_one_line_before_a_model_is_loaded(command: list[str]) -> None:
@@ -333,7 +343,9 @@ def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None
         (["--logit-bias", "x=5"], "--logit-bias must be ID=NUMBER, not 'x=5'"),
         (["--logit-bias", "5=nan"], "logit_bias[5] must be in"),
         (["--stop-token-id", "-1"], "stop_token_ids must be at least 0"),
-        (["--prompt-logprobs", "-1"], "prompt_logprobs must be at least 0"),
+        (["--prompt-logprobs", "-1", "--json"], "prompt_logprobs must be at least 0"),
+        (["--prompt-logprobs", "0"], "--logprobs and --prompt-logprobs need --json"),
+        (["--logprobs", "2", "--stream"], "--logprobs and --prompt-logprobs need --json"),
         (["--swap-memory", "much"], "memory cannot be 'much'"),
         (["--stream", "--json"], "cannot be given together"),
         (["--preemption", "swap"], "--preemption swap needs --swap-memory"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -63,7 +64,8 @@ def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: 8 that are built in.")] = None,
     *,
     file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Text file with a prompt in each line.")
+        Path | None,
+        typer.Option(help="Text file with a prompt in each line; -: stdin."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the pool; instead of --memory.")] = None,
@@ -116,6 +118,7 @@ def generate(
     for problem, is_there in {
         "--num-blocks and --memory cannot be given together": num_blocks is not None and memory is not None,
         "--stream and --json cannot be given together": stream and as_json,
+        "--logprobs and --prompt-logprobs need --json": (logprobs, prompt_logprobs) != (None, None) and not as_json,
         "--preemption swap needs --swap-memory": preemption is _Preemption.swap and swap_memory is None,
     }.items():
         if is_there:
@@ -190,9 +193,10 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     if file is None:
         return prompts or list(_PROMPTS)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+        lines = text.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--file {file}: {error}") from error
+        raise typer.BadParameter(f"--file {file}: {error.strerror if isinstance(error, OSError) else error}") from error
     prompts = prompts + [line for line in lines if line.strip()]
     if not prompts:
         raise typer.BadParameter(f"--file {file} holds no prompt")
