@@ -61,7 +61,10 @@ class _EarlyStopping(StrEnum):
 
 
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: 8 that are built in.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Messages to the model, in its chat template if it has one. Without any: 8 built in."),
+    ] = None,
     *,
     file: Annotated[
         Path | None,
