@@ -62,6 +62,20 @@ def test_without_a_limit_every_repeated_block_hits_whatever_the_block_size(trace
     assert rows[0]["peak_blocks"] == max(map(len, requests))
 
 
+def test_sizes_may_have_commas_between_them(trace: Path) -> None:
+    repeated = ["--block-size", 512, "--block-size", 128, "--num-blocks", 99, "--num-blocks", 200]
+    short = ["--block-size", "512,128", "--num-blocks", "99, 200"]
+    assert replayed(trace, *short) == replayed(trace, *repeated)
+
+
+@pytest.mark.parametrize("wrong", ["0", "16,", "16,x", "1,000", "-3"])
+@pytest.mark.parametrize("option", ["--block-size", "--num-blocks"])
+def test_sizes_that_are_no_numbers_are_wrong_usage(trace: Path, option: str, wrong: str) -> None:
+    result = runner.invoke(app, ["replay", str(trace), option, wrong])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"looseleaf: Invalid value: {option} must be integers of at least 1, not {wrong}\n"
+
+
 def test_a_smaller_pool_hits_less_and_evicts_more(trace: Path) -> None:
     pools = [option for size in (70, 200, 2_000) for option in ("--num-blocks", size)]
     rows = replayed(trace, *pools)["trace.jsonl"]
