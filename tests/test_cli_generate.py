@@ -226,7 +226,7 @@ def test_the_real_model_answers() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert result.stderr in ("", "looseleaf: converting SmolLM2, once; this takes a while\n")
     document = json.loads(result.stdout)
     assert "Paris" in document["results"][0]["text"]
     assert document["report"]["num_finished"] == 2
