@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -96,6 +98,26 @@ def test_requests_that_run_together_are_preempted_when_the_pool_is_small(lengths
     assert small["num_requests"] == large["num_requests"] == 120
     for row in (small, large):
         assert row["hit_percent"] == 0, "no two prompts are alike; what a preempted one finds of itself is no hit"
+
+
+def test_a_terminal_shows_something_while_the_trace_is_read(tmp_path: Path) -> None:
+    """The trace is a pipe that is filled only when the terminal has shown what is done."""
+    path = tmp_path / "trace"
+    os.mkfifo(path)
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, "-m", "looseleaf.cli", "replay", str(path), "--num-blocks", "9"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(stderr)
+        shown = b""
+        while b"reading trace" not in shown:
+            shown += os.read(terminal, 1024)
+        path.write_text("ContextTokens,GeneratedTokens\n10,1\n")
+        assert process.stdout is not None
+        assert b"1 requests" in process.stdout.read()
+    os.close(terminal)
+    assert process.returncode == 0
 
 
 def test_a_replay_is_the_same_beside_others(lengths: Path) -> None:

@@ -67,7 +67,9 @@ def replay(
     found: dict[str, list[Outcome]] = {}
     with progress() as bars:
         for path in traces:
+            reading = bars.add_task(f"reading {path.name}", total=None)
             entries = read_trace(path)[:max_requests]
+            bars.remove_task(reading)
             has_ids = any(entry.ids is not None for entry in entries)
             sizes = block_sizes or [512 if has_ids else 16]
             ready = Replay(entries, sizes)
