@@ -214,6 +214,19 @@ def test_a_trace_is_read_from_lines_of_json(tmp_path: Path) -> None:
     assert read_trace(path) == [Entry([0, 1], 700, 9, 2.5), Entry([0, 2, 3], 1536, 1)]
 
 
+def test_ids_may_be_any_integers(trace: Path, tmp_path: Path) -> None:
+    """They are names: what a replay finds depends on which are equal alone."""
+    hashes = tmp_path / "hashes.jsonl"
+    with hashes.open("w") as file:
+        for line in trace.read_text().splitlines():
+            record = json.loads(line)
+            record["hash_ids"] = [(number - 7) * (2**64 + 13) for number in record["hash_ids"]]
+            file.write(json.dumps(record) + "\n")
+    for together in (1, 8):
+        options = ["--num-blocks", 200, "--max-sequences", together, "--max-requests", 60]
+        assert replayed(hashes, *options)[hashes.name] == replayed(trace, *options)[trace.name]
+
+
 def test_lengths_of_0_count_as_1_however_requests_run(tmp_path: Path) -> None:
     lines, table = tmp_path / "trace.jsonl", tmp_path / "lengths.csv"
     empty = '{"input_length": 0, "output_length": 0, "hash_ids": []}\n'
