@@ -310,6 +310,21 @@ def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None
     assert scores == sorted(scores, reverse=True)
 
 
+def test_the_report_tells_of_drafts_and_swaps_where_there_are_any(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "24", "--block-size", "4"]
+    prompts = ["One prompt", "Two prompts", "And a third"]
+    swaps = ["--num-blocks", "14", "--preemption", "swap", "--swap-memory", "1MiB"]
+    for options, words in (
+        ([], []),
+        (["--prompt-lookup", "3"], ["drafted tokens", "of them right"]),
+        (swaps, ["of them by swap"]),
+    ):
+        text = runner.invoke(app, [*common, *options, *prompts]).stdout
+        assert "preemptions" in text
+        found = [word for word in ("drafted tokens", "of them right", "of them by swap") if word in text]
+        assert found == words
+
+
 def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None:
     common = ["generate", "--model", folder, "--max-new-tokens", "24", "--block-size", "4", "--json"]
     prompts = ["One prompt", "Two prompts", "And a third"]

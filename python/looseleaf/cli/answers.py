@@ -103,6 +103,8 @@ def show_report(report: Report, num_blocks: int) -> None:
 
 
 def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
+    swaps = [("of them by swap", f"{report.num_swaps:,}")]
+    drafts = [("drafted tokens", f"{report.num_drafted:,}"), ("of them right", f"{report.num_accepted:,}")]
     return [
         ("requests finished", f"{report.num_finished} of {report.num_requests}"),
         ("prompt tokens", f"{report.num_prompt_tokens:,}"),
@@ -111,7 +113,9 @@ def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
         ("time", f"{report.seconds:.2f} s"),
         ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
         ("steps", f"{report.num_steps:,}"),
+        *(drafts if report.num_drafted else []),
         ("preemptions", f"{report.num_preemptions:,}"),
+        *(swaps if report.num_swaps else []),
         ("most sequences at once", f"{report.peak_running}"),
         ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
         ("KV cache, paged", format_bytes(report.paged_bytes)),
