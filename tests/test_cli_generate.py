@@ -299,6 +299,24 @@ def test_a_beam_search_can_be_tuned(folder: str) -> None:
     assert scores[0] == pytest.approx(scores[1] / 6)
 
 
+def test_what_changes_logits_goes_with_beams(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "24", "--json", "One", "--num-beams", "3"]
+    answers = []
+    for options in (
+        [],
+        ["--repetition-penalty", "1.8"],
+        ["--frequency-penalty", "-2"],
+        ["--presence-penalty", "-2"],
+        ["--logit-bias", "2=1e3"],
+        ["--logit-bias", "2=1e3", "--min-new-tokens", "6"],
+    ):
+        result = runner.invoke(app, [*common, *options])
+        assert result.exit_code == 0, result.stderr
+        answers.append(json.loads(result.stdout)["results"][0]["token_ids"])
+    assert all(answer != answers[0] for answer in answers[1:])
+    assert [len(answer) for answer in answers[-2:]] == [1, 7]
+
+
 def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None:
     common = ["generate", "--model", folder, "--max-new-tokens", "6", "--json", "One", "--no-prefix-cache"]
     options: list[list[str]] = [[], ["--prompt-lookup", "3", "--swap-memory", "1MiB", "--max-batch-tokens", "7"]]
@@ -351,6 +369,11 @@ def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None
         (["--top-p", "2"], "top_p must be in"),
         (["--min-new-tokens", "99", "--max-new-tokens", "3"], "min_tokens must be at most"),
         (["--num-beams", "2", "--temperature", "1"], "temperature cannot be together"),
+        (
+            ["--num-beams", "2", "--prompt-lookup", "1", "--stop", "x"],
+            "prompt_lookup_num_tokens, stop cannot be together",
+        ),
+        (["--num-beams", "2", "--json", "--logprobs", "0"], "logprobs cannot be together"),
         (["--length-penalty", "2"], "length_penalty is for num_beams above 1"),
         (["--early-stopping", "never"], "early_stopping is for num_beams above 1"),
         (["--early-stopping", "maybe"], "Invalid value for '--early-stopping'"),
