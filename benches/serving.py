@@ -201,6 +201,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs of each, whose median counts")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.repeat < 1:
+        parser.error(f"--repeat must be at least 1, not {options.repeat}")
     runs = "one run each" if options.repeat == 1 else f"median of {options.repeat} runs"
     model, tokenizer = load_smollm2("float32")
     tokens = tokenizer((Path(__file__).parents[1] / "LICENSE").read_text())["input_ids"]

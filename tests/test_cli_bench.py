@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 from looseleaf import __version__, ops
-from looseleaf.bench import Settings, attention
+from looseleaf.bench import Measurement, Settings, allocator, attention
+from looseleaf.bench.measure import machine
 from looseleaf.cli.app import app
+from looseleaf.cli.figures import show_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +63,30 @@ def test_attention_that_is_a_little_wrong_is_not_timed(
         attention.run(settings, dtype=dtype)
 
 
+def test_tables_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = "one case, " + ", ".join(f"part {number} of its name" for number in range(6))
+    rows = [
+        Measurement(case=case, who=who, cpu_seconds=seconds, wall_seconds=123.45, is_baseline=seconds > 1)
+        for who, seconds in (("transformers, padded batch", 217.0), ("looseleaf engine", 1.0))
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    show_tables([*rows, *(replace(row, case="another") for row in rows)], machine())
+    text = capsys.readouterr().out
+    *lines, last = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(text.split())
+    assert case in words
+    assert "times as fast, " in words
+    assert words.count("217.00 ") == 4, "the time of the baseline, and how many times as fast the other is, twice"
+    assert "…" not in text
+    assert f"looseleaf {__version__}" in last
+    assert last.startswith(machine()["processor"])
+
+
 def test_a_table_for_people_and_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="--plot needs matplotlib, which `make setup` installs")
     path = tmp_path / "figures.png"
-    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(path)], env={"COLUMNS": "160"})
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(path)])
     assert result.exit_code == 0, result.stderr
     assert "baseline" in result.stdout
     assert "Python lists" in result.stdout
@@ -77,6 +100,41 @@ def test_a_plot_without_matplotlib_is_one_message(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 1
     assert "pip install matplotlib" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none/figures.png", "there is no folder"),
+        ("figures.txt", "--plot must end in .png, not 'figures.txt'"),
+        ("figures", "--plot must end in .png, not 'figures'"),
+    ],
+)
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator, "run", lambda _settings: pytest.fail("measured"))
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(tmp_path / name)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_plot_that_fails_loses_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="--plot needs matplotlib, which `make setup` installs")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    rows = allocator.run(Settings(repeats=1, is_quick=True))
+
+    def run(_settings: Settings) -> list[Measurement]:
+        folder.rmdir()
+        return rows
+
+    monkeypatch.setattr(allocator, "run", run)
+    result = runner.invoke(app, ["bench", "allocator", "--quick", "--plot", str(folder / "figures.PNG")])
+    assert result.exit_code == 1
+    assert "Python lists" in result.stdout
+    assert result.stderr == f"looseleaf: --plot {folder / 'figures.PNG'}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
@@ -102,3 +160,4 @@ def test_the_allocator_is_measured_without_torch() -> None:
 def test_wrong_usage() -> None:
     assert runner.invoke(app, ["bench", "everything"]).exit_code == 2
     assert runner.invoke(app, ["bench", "allocator", "--real"]).exit_code == 2
+    assert runner.invoke(app, ["bench", "attention", "--device", "cpu"]).exit_code == 2

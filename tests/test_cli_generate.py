@@ -137,6 +137,7 @@ def test_an_interrupt_keeps_what_is_finished(folder: str, interrupt_after: list[
         (["--dtype", "int8"], "dtype must be one of"),
         (["--file", "no-such-file"], "no-such-file"),
         (["--model", "no-such-folder"], "no-such-folder"),
+        (["--device", "gpu"], "--device gpu: Expected one of cpu, cuda"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -144,6 +145,40 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_prompts_may_come_from_stdin(folder: str) -> None:
+    arguments = ["generate", "--model", folder, "--max-new-tokens", "2", "--json", "first", "--file", "-"]
+    result = runner.invoke(app, arguments, input="from stdin\n\nand a füll line\n")
+    assert result.exit_code == 0, result.stderr
+    prompts = [answer["prompt"] for answer in json.loads(result.stdout)["results"]]
+    assert prompts == ["first", "from stdin", "and a füll line"]
+    result = runner.invoke(app, ["generate", "--model", folder, "--file", "-"], input="\n")
+    assert (result.exit_code, result.stderr) == (2, "looseleaf: Invalid value: --file - holds no prompt\n")
+
+
+# The meta device is in every torch, and computes nothing.
+@pytest.mark.parametrize("command", [["generate", "One"], ["bench", "engine", "--quick"]], ids=lambda one: one[0])
+def test_a_device_that_torch_cannot_use_is_one_line_before_a_model_is_loaded(command: list[str]) -> None:
+    result = runner.invoke(app, [*command, "--device", "meta"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("looseleaf: --device meta: torch cannot compute on it here: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_device_reaches_the_model(folder: str) -> None:
+    found: set[str] = set()
+
+    def look(module: torch.nn.Module, _arguments: object) -> None:
+        found.update(str(one.device) for one in module.parameters())
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    arguments = ["generate", "--model", folder, "--max-new-tokens", "2", "One"]
+    for device in ["cpu"] + ["cuda:0"] * torch.cuda.is_available():
+        found.clear()
+        assert runner.invoke(app, [*arguments, "--device", device]).exit_code == 0
+        assert found == {device}
+    handle.remove()
 
 
 def test_a_file_without_a_prompt_is_wrong_usage(tmp_path: Path) -> None:
@@ -191,7 +226,7 @@ def test_the_real_model_answers() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert result.stderr in ("", "looseleaf: converting SmolLM2, once; this takes a while\n")
     document = json.loads(result.stdout)
     assert "Paris" in document["results"][0]["text"]
     assert document["report"]["num_finished"] == 2
@@ -264,6 +299,24 @@ def test_a_beam_search_can_be_tuned(folder: str) -> None:
     assert scores[0] == pytest.approx(scores[1] / 6)
 
 
+def test_what_changes_logits_goes_with_beams(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "24", "--json", "One", "--num-beams", "3"]
+    answers = []
+    for options in (
+        [],
+        ["--repetition-penalty", "1.8"],
+        ["--frequency-penalty", "-2"],
+        ["--presence-penalty", "-2"],
+        ["--logit-bias", "2=1e3"],
+        ["--logit-bias", "2=1e3", "--min-new-tokens", "6"],
+    ):
+        result = runner.invoke(app, [*common, *options])
+        assert result.exit_code == 0, result.stderr
+        answers.append(json.loads(result.stdout)["results"][0]["token_ids"])
+    assert all(answer != answers[0] for answer in answers[1:])
+    assert [len(answer) for answer in answers[-2:]] == [1, 7]
+
+
 def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None:
     common = ["generate", "--model", folder, "--max-new-tokens", "6", "--json", "One", "--no-prefix-cache"]
     options: list[list[str]] = [[], ["--prompt-lookup", "3", "--swap-memory", "1MiB", "--max-batch-tokens", "7"]]
@@ -273,6 +326,21 @@ def test_beams_and_drafts_and_a_swap_space_can_be_asked_for(folder: str) -> None
     scores = [result["score"] for result in document["results"]]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
+
+
+def test_the_report_tells_of_drafts_and_swaps_where_there_are_any(folder: str) -> None:
+    common = ["generate", "--model", folder, "--max-new-tokens", "24", "--block-size", "4"]
+    prompts = ["One prompt", "Two prompts", "And a third"]
+    swaps = ["--num-blocks", "14", "--preemption", "swap", "--swap-memory", "1MiB"]
+    for options, words in (
+        ([], []),
+        (["--prompt-lookup", "3"], ["drafted tokens", "of them right"]),
+        (swaps, ["of them by swap"]),
+    ):
+        text = runner.invoke(app, [*common, *options, *prompts]).stdout
+        assert "preemptions" in text
+        found = [word for word in ("drafted tokens", "of them right", "of them by swap") if word in text]
+        assert found == words
 
 
 def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None:
@@ -301,6 +369,11 @@ def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None
         (["--top-p", "2"], "top_p must be in"),
         (["--min-new-tokens", "99", "--max-new-tokens", "3"], "min_tokens must be at most"),
         (["--num-beams", "2", "--temperature", "1"], "temperature cannot be together"),
+        (
+            ["--num-beams", "2", "--prompt-lookup", "1", "--stop", "x"],
+            "prompt_lookup_num_tokens, stop cannot be together",
+        ),
+        (["--num-beams", "2", "--json", "--logprobs", "0"], "logprobs cannot be together"),
         (["--length-penalty", "2"], "length_penalty is for num_beams above 1"),
         (["--early-stopping", "never"], "early_stopping is for num_beams above 1"),
         (["--early-stopping", "maybe"], "Invalid value for '--early-stopping'"),
@@ -308,7 +381,9 @@ def test_what_becomes_of_preempted_blocks_changes_no_answer(folder: str) -> None
         (["--logit-bias", "x=5"], "--logit-bias must be ID=NUMBER, not 'x=5'"),
         (["--logit-bias", "5=nan"], "logit_bias[5] must be in"),
         (["--stop-token-id", "-1"], "stop_token_ids must be at least 0"),
-        (["--prompt-logprobs", "-1"], "prompt_logprobs must be at least 0"),
+        (["--prompt-logprobs", "-1", "--json"], "prompt_logprobs must be at least 0"),
+        (["--prompt-logprobs", "0"], "--logprobs and --prompt-logprobs need --json"),
+        (["--logprobs", "2", "--stream"], "--logprobs and --prompt-logprobs need --json"),
         (["--swap-memory", "much"], "memory cannot be 'much'"),
         (["--stream", "--json"], "cannot be given together"),
         (["--preemption", "swap"], "--preemption swap needs --swap-memory"),
@@ -328,6 +403,34 @@ def test_a_stream_of_one_answer_is_its_text(folder: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith(text)
     assert "requests finished" in result.stdout[len(text) :]
+
+
+def test_a_stream_tells_why_there_is_no_answer(folder: str) -> None:
+    common = ["generate", "--model", folder, "--num-blocks", "2", "--max-new-tokens", "5", "--stream"]
+    for prompts, number in (["x" * 40], ""), (["x" * 40, "short"], "[1] "):
+        result = runner.invoke(app, [*common, *prompts])
+        assert (result.exit_code, result.stderr) == (1, "")
+        assert f"{number}refused: need 3 blocks, the pool has 2" in result.stdout.splitlines()
+    assert not runner.invoke(app, [*common, "x" * 40]).stdout.startswith("\n")
+
+
+def test_a_stream_that_fails_tells_why_below_its_text(folder: str) -> None:
+    num_calls = 0
+
+    def fail(module: torch.nn.Module, _arguments: object) -> None:
+        nonlocal num_calls
+        if type(module).__name__ == "LlamaForCausalLM":
+            num_calls += 1
+            if num_calls > 3:
+                raise ValueError("no more")
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(fail)
+    result = runner.invoke(app, ["generate", "--model", folder, "--max-new-tokens", "9", "--stream", "One"])
+    handle.remove()
+    assert result.exit_code == 1
+    text, _, rest = result.stdout.partition("\nrefused: no more\n")
+    assert text.strip()
+    assert "0 of 1" in rest
 
 
 def test_a_stream_of_several_answers_comes_in_lines_with_their_numbers(folder: str) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -62,6 +64,20 @@ def test_without_a_limit_every_repeated_block_hits_whatever_the_block_size(trace
     assert rows[0]["peak_blocks"] == max(map(len, requests))
 
 
+def test_sizes_may_have_commas_between_them(trace: Path) -> None:
+    repeated = ["--block-size", 512, "--block-size", 128, "--num-blocks", 99, "--num-blocks", 200]
+    short = ["--block-size", "512,128", "--num-blocks", "99, 200"]
+    assert replayed(trace, *short) == replayed(trace, *repeated)
+
+
+@pytest.mark.parametrize("wrong", ["0", "16,", "16,x", "1,000", "-3"])
+@pytest.mark.parametrize("option", ["--block-size", "--num-blocks"])
+def test_sizes_that_are_no_numbers_are_wrong_usage(trace: Path, option: str, wrong: str) -> None:
+    result = runner.invoke(app, ["replay", str(trace), option, wrong])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"looseleaf: Invalid value: {option} must be integers of at least 1, not {wrong}\n"
+
+
 def test_a_smaller_pool_hits_less_and_evicts_more(trace: Path) -> None:
     pools = [option for size in (70, 200, 2_000) for option in ("--num-blocks", size)]
     rows = replayed(trace, *pools)["trace.jsonl"]
@@ -82,6 +98,26 @@ def test_requests_that_run_together_are_preempted_when_the_pool_is_small(lengths
     assert small["num_requests"] == large["num_requests"] == 120
     for row in (small, large):
         assert row["hit_percent"] == 0, "no two prompts are alike; what a preempted one finds of itself is no hit"
+
+
+def test_a_terminal_shows_something_while_the_trace_is_read(tmp_path: Path) -> None:
+    """The trace is a pipe that is filled only when the terminal has shown what is done."""
+    path = tmp_path / "trace"
+    os.mkfifo(path)
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, "-m", "looseleaf.cli", "replay", str(path), "--num-blocks", "9"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(stderr)
+        shown = b""
+        while b"reading trace" not in shown:
+            shown += os.read(terminal, 1024)
+        path.write_text("ContextTokens,GeneratedTokens\n10,1\n")
+        assert process.stdout is not None
+        assert b"1 requests" in process.stdout.read()
+    os.close(terminal)
+    assert process.returncode == 0
 
 
 def test_a_replay_is_the_same_beside_others(lengths: Path) -> None:
@@ -176,6 +212,19 @@ def test_a_trace_is_read_from_lines_of_json(tmp_path: Path) -> None:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_trace(path) == [Entry([0, 1], 700, 9, 2.5), Entry([0, 2, 3], 1536, 1)]
+
+
+def test_ids_may_be_any_integers(trace: Path, tmp_path: Path) -> None:
+    """They are names: what a replay finds depends on which are equal alone."""
+    hashes = tmp_path / "hashes.jsonl"
+    with hashes.open("w") as file:
+        for line in trace.read_text().splitlines():
+            record = json.loads(line)
+            record["hash_ids"] = [(number - 7) * (2**64 + 13) for number in record["hash_ids"]]
+            file.write(json.dumps(record) + "\n")
+    for together in (1, 8):
+        options = ["--num-blocks", 200, "--max-sequences", together, "--max-requests", 60]
+        assert replayed(hashes, *options)[hashes.name] == replayed(trace, *options)[trace.name]
 
 
 def test_lengths_of_0_count_as_1_however_requests_run(tmp_path: Path) -> None:

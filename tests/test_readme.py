@@ -136,6 +136,12 @@ def test_every_target_and_file_that_is_named_exists(document: str) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_no_row_of_a_table_is_without_its_head() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert tables
+    assert [table for table in tables if not re.match(r"\|.*\n\|[-|]+\n", table)] == []
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
 def test_no_placeholder_is_left(document: str) -> None:
     assert PLACEHOLDER.findall((ROOT / document).read_text()) == []

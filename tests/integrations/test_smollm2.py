@@ -159,24 +159,27 @@ def test_a_function_is_told_the_stages() -> None:
 
 @pytest.mark.usefixtures("site", "cache")
 @pytest.mark.parametrize(
-    ("stderr", "progress", "has_rich", "is_shown"),
+    ("stderr", "progress", "has_rich", "shown"),
     [
-        (Terminal(), True, True, True),
-        (Terminal(), True, False, True),
-        (Terminal(), False, True, False),
-        (io.StringIO(), True, True, False),
+        (Terminal(), True, True, "SmolLM2, once: save"),
+        (Terminal(), True, False, "looseleaf: converting SmolLM2, once; this takes a while\n"),
+        (io.StringIO(), True, True, "looseleaf: converting SmolLM2, once; this takes a while\n"),
+        (Terminal(), False, True, ""),
     ],
 )
-def test_stages_are_shown_on_a_terminal_only(
-    stderr: io.StringIO, progress: bool, has_rich: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_conversion_is_told_as_stages_on_a_terminal_and_as_a_line_elsewhere(
+    stderr: io.StringIO, progress: bool, has_rich: bool, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
     if not has_rich:
         hide(monkeypatch, "rich")
     smollm2._ensure(convert, progress=progress)
-    assert ("SmolLM2, once: save" in stderr.getvalue()) is is_shown
-    assert is_shown or stderr.getvalue() == ""
+    text = stderr.getvalue()
+    assert shown in text if "save" in shown else shown == text
+    stderr.truncate(0)
+    smollm2._ensure(convert_again, progress=progress)
+    assert stderr.getvalue() == ""
 
 
 def refuse_network(*_: object) -> Never:

@@ -15,7 +15,26 @@ from looseleaf.sizing import format_bytes
 if TYPE_CHECKING:
     from looseleaf.engine import Report, Result, TokenEvent
 
-__all__ = ["Lines", "show_answers", "show_json", "show_report"]
+__all__ = ["Lines", "Text", "show_answers", "show_json", "show_report"]
+
+
+class Text:
+    """One answer alone: its text as it comes, or why there is none."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def add(self, event: TokenEvent) -> None:
+        """Print what came."""
+        self._has_begun |= bool(event.text)
+        typer.echo(event.text, nl=False)
+        if event.result is None:
+            return
+        error = event.result.error
+        if self._has_begun or error is None:
+            typer.echo()
+        if error is not None:
+            typer.echo(f"refused: {error}")
 
 
 class Lines:
@@ -84,6 +103,8 @@ def show_report(report: Report, num_blocks: int) -> None:
 
 
 def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
+    swaps = [("of them by swap", f"{report.num_swaps:,}")]
+    drafts = [("drafted tokens", f"{report.num_drafted:,}"), ("of them right", f"{report.num_accepted:,}")]
     return [
         ("requests finished", f"{report.num_finished} of {report.num_requests}"),
         ("prompt tokens", f"{report.num_prompt_tokens:,}"),
@@ -92,7 +113,9 @@ def _rows(report: Report, num_blocks: int) -> list[tuple[str, str]]:
         ("time", f"{report.seconds:.2f} s"),
         ("generated tokens per second", f"{report.tokens_per_second:.1f}"),
         ("steps", f"{report.num_steps:,}"),
+        *(drafts if report.num_drafted else []),
         ("preemptions", f"{report.num_preemptions:,}"),
+        *(swaps if report.num_swaps else []),
         ("most sequences at once", f"{report.peak_running}"),
         ("most blocks in use", f"{report.peak_blocks:,} of {num_blocks:,}"),
         ("KV cache, paged", format_bytes(report.paged_bytes)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
@@ -11,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from looseleaf.errors import MissingPackage
+from looseleaf.cli.device import check_device
+from looseleaf.cli.figures import draw, show_json, show_tables
+from looseleaf.errors import InvalidArgument, MissingPackage
 
 if TYPE_CHECKING:
     from looseleaf.bench import Measurement, Settings
@@ -32,31 +31,50 @@ def bench(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller cases, fewer repeats.")] = False,
     real: Annotated[bool, typer.Option("--real", help="With engine: SmolLM2-135M instead of random weights.")] = False,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Also draw the figures into this PNG file.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="With engine: where the model runs, such as cuda.", show_default="cpu"),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, writable=True, help="Also draw the figures into this PNG file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Measure the allocator, attention or the engine, each beside its baseline; medians, tokens and values checked."""
-    if real and subject is not _Subject.engine:
-        raise typer.BadParameter("--real is for engine")
+    """Measure the allocator, attention or the engine, each beside its baseline; medians, tokens and values checked.
+
+    Beside the allocator: tables built from Python lists.
+
+    Beside attention: PyTorch's, on contiguous and on gathered keys and values.
+
+    Beside the engine: generate() of transformers, one by one and in a padded batch. In a checkout benches/serving.py
+    compares it with transformers' continuous batching.
+    """
+    for option, is_there in {"--real": real, "--device": device is not None}.items():
+        if is_there and subject is not _Subject.engine:
+            raise typer.BadParameter(f"{option} is for engine")
     if plot is not None:
-        _check_matplotlib()
+        _check_plot(plot)
+    if device is not None:
+        check_device(device)
     from looseleaf.bench.measure import Settings, machine  # noqa: PLC0415 - for a faster start
 
     settings = Settings(repeats=3, is_quick=True) if quick else Settings()
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(f"measuring {subject.value} ...", style="dim")
-    rows = _run(subject, settings, real=real)
-    if plot is not None:
-        _draw(rows, plot)
+    rows = _run(subject, settings, real=real, device=device or "cpu")
     if as_json:
-        document = {"subject": subject.value, "machine": machine(), "rows": [_row(rows, one) for one in rows]}
-        typer.echo(json.dumps(document, indent=2))
+        show_json(rows, machine(), subject=subject.value)
     else:
-        Console().print(_table(rows))
+        show_tables(rows, machine())
+    if plot is not None:
+        try:
+            draw(rows, plot)
+        except OSError as error:
+            raise InvalidArgument(f"--plot {plot}: {error.strerror or error}") from error
 
 
-def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measurement]:
+def _run(subject: _Subject, settings: Settings, *, real: bool, device: str) -> list[Measurement]:
     if subject is _Subject.allocator:
         from looseleaf.bench import allocator  # noqa: PLC0415
 
@@ -68,56 +86,19 @@ def _run(subject: _Subject, settings: Settings, *, real: bool) -> list[Measureme
     from looseleaf.bench import engine  # noqa: PLC0415 - takes seconds
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
-    return engine.run(settings, model=load_smollm2("float32")[0] if real else None)
+    model = load_smollm2("float32")[0] if real else engine.random_model()
+    return engine.run(settings, model=model.to(device))
 
 
-def _ratio(rows: list[Measurement], one: Measurement) -> float:
-    """How many times faster than its baseline, in CPU time."""
-    baseline = next(row for row in rows if row.case == one.case and row.is_baseline)
-    return baseline.cpu_seconds / one.cpu_seconds
-
-
-def _row(rows: list[Measurement], one: Measurement) -> dict[str, object]:
-    return asdict(one) | {"ratio": _ratio(rows, one)}
-
-
-def _table(rows: list[Measurement]) -> Table:
-    table = Table()
-    for column in ("case", "who"):
-        table.add_column(column)
-    for column in ("CPU", "wall", "times the baseline"):
-        table.add_column(column, justify="right")
-    for one in rows:
-        ratio = "baseline" if one.is_baseline else f"{_ratio(rows, one):.2f} x"
-        table.add_row(one.case, one.who, _time(one.cpu_seconds), _time(one.wall_seconds), ratio)
-    return table
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.2f} {unit}"
-    return f"{seconds * 1e6:.1f} us"
-
-
-def _check_matplotlib() -> None:
+def _check_plot(path: Path) -> None:
+    """Refuse what could not be drawn once everything is measured."""
+    if path.suffix.lower() != ".png":
+        raise typer.BadParameter(f"--plot must end in .png, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"--plot {path}: there is no folder {path.parent}")
     try:
         is_missing = find_spec("matplotlib") is None
     except ValueError:  # hidden on purpose
         is_missing = True
     if is_missing:
         raise MissingPackage("matplotlib", "pip install matplotlib")
-
-
-def _draw(rows: list[Measurement], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only with --plot
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.barh([f"{one.who}\n{one.case}" for one in rows][::-1], [_ratio(rows, one) for one in rows][::-1])
-    axes.axvline(1.0, color="gray", linewidth=1)
-    axes.set_xlabel("times as fast as the baseline, CPU time")
-    axes.tick_params(axis="y", labelsize=7)
-    figure.savefig(path, format="png", dpi=120)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from looseleaf.cli.answers import Lines, show_answers, show_json, show_report
+from looseleaf.cli.answers import Lines, Text, show_answers, show_json, show_report
+from looseleaf.cli.device import check_device
 from looseleaf.cli.progress import progress
 from looseleaf.config import dtype_name
 from looseleaf.engine import SamplingParams
@@ -59,16 +61,21 @@ class _EarlyStopping(StrEnum):
 
 
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: 8 that are built in.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Messages to the model, in its chat template if it has one. Without any: 8 built in."),
+    ] = None,
     *,
     file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Text file with a prompt in each line.")
+        Path | None,
+        typer.Option(help="Text file with a prompt in each line; -: stdin."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the pool; instead of --memory.")] = None,
     memory: Annotated[str | None, typer.Option(help="Size of the pool, such as 2GiB.", show_default=_MEMORY)] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; of weights and cache.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where it runs, such as cuda or cuda:1.")] = "cpu",
     model: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Folder of a transformers model; instead of SmolLM2-135M."),
@@ -114,6 +121,7 @@ def generate(
     for problem, is_there in {
         "--num-blocks and --memory cannot be given together": num_blocks is not None and memory is not None,
         "--stream and --json cannot be given together": stream and as_json,
+        "--logprobs and --prompt-logprobs need --json": (logprobs, prompt_logprobs) != (None, None) and not as_json,
         "--preemption swap needs --swap-memory": preemption is _Preemption.swap and swap_memory is None,
     }.items():
         if is_there:
@@ -152,10 +160,11 @@ def generate(
     results: list[Result] = []
     is_interrupted = False
     try:
+        check_device(device)
         from looseleaf.engine import Engine  # noqa: PLC0415 - imports torch, which takes seconds
 
         engine = Engine(
-            *_load_model(model, dtype),
+            *_load_model(model, dtype, device),
             num_blocks=num_blocks,
             memory=pool_bytes,
             block_size=block_size,
@@ -187,9 +196,10 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     if file is None:
         return prompts or list(_PROMPTS)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+        lines = text.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--file {file}: {error}") from error
+        raise typer.BadParameter(f"--file {file}: {error.strerror if isinstance(error, OSError) else error}") from error
     prompts = prompts + [line for line in lines if line.strip()]
     if not prompts:
         raise typer.BadParameter(f"--file {file} holds no prompt")
@@ -207,36 +217,33 @@ def _read_bias(given: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def _load_model(folder: Path | None, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_model(folder: Path | None, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import transformers  # noqa: PLC0415 - takes seconds, as what follows
 
     from looseleaf.integrations.transformers.smollm2 import load_smollm2  # noqa: PLC0415
 
     if folder is None:
-        return load_smollm2(dtype)
+        model, tokenizer = load_smollm2(dtype)
+        return model.to(device), tokenizer
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"--model {folder}: {error}") from error
-    return model.eval(), tokenizer
+    return model.eval().to(device), tokenizer
 
 
 def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results: list[Result], *, stream: bool) -> None:
     """Append every result as soon as it is there, so that an interrupt keeps them; show progress on a terminal."""
     num_answers, max_tokens = len(prompts) * params.n, params.max_tokens
-    is_alone = num_answers == 1
+    printed = Text() if num_answers == 1 else Lines()
     with progress(is_hidden=stream) as bars, closing(engine.stream(prompts, params)) as events:
         tokens = bars.add_task("tokens", total=num_answers * max_tokens)
         answers = bars.add_task("answers", total=num_answers)
-        lines = Lines()
         for event in events:
             if stream:
-                if is_alone:
-                    typer.echo(event.text, nl=event.result is not None)
-                else:
-                    lines.add(event)
+                printed.add(event)
             bars.advance(tokens)
             if event.result is not None:
                 results.append(event.result)

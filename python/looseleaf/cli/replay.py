@@ -27,8 +27,8 @@ def replay(
         ),
     ],
     *,
-    block_size: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a block; may be repeated.")] = None,
-    num_blocks: Annotated[list[int] | None, typer.Option(min=1, help="Blocks of the pool; may be repeated.")] = None,
+    block_size: Annotated[list[str] | None, typer.Option(metavar="<int,...>", help="Tokens of a block.")] = None,
+    num_blocks: Annotated[list[str] | None, typer.Option(metavar="<int,...>", help="Blocks of the pool.")] = None,
     max_sequences: Annotated[
         int | None,
         typer.Option(
@@ -50,13 +50,16 @@ def replay(
 ) -> None:
     """Replay traces on pools of several sizes: hit rates, peak usage, evictions, preemptions.
 
-    Without --block-size: 512, the blocks of Mooncake's traces, or 16 for lengths. Without --num-blocks: from 1,000 to
-    100,000. Hits are those of a request's first admission.
+    Sizes may be several, with commas between them or by repeating the option.
+    Without --block-size: 512, the blocks of Mooncake's traces, or 16 for lengths.
+    Without --num-blocks: from 1,000 to 100,000.
+    Hits are those of a request's first admission.
     """
     if step_ms is not None and not 0 < step_ms < float("inf"):
         raise typer.BadParameter(f"--step-ms must be above 0 and finite, not {step_ms:g}")
     if step_ms is not None and max_sequences == 1:
         raise typer.BadParameter("--step-ms needs --max-sequences above 1")
+    block_sizes, capacities = _numbers("--block-size", block_size), _numbers("--num-blocks", num_blocks)
     step_seconds = None if step_ms is None else step_ms / 1000
     from looseleaf.engine.replay import Replay  # noqa: PLC0415 - for a faster start
     from looseleaf.engine.trace import read_trace  # noqa: PLC0415
@@ -64,13 +67,15 @@ def replay(
     found: dict[str, list[Outcome]] = {}
     with progress() as bars:
         for path in traces:
+            reading = bars.add_task(f"reading {path.name}", total=None)
             entries = read_trace(path)[:max_requests]
+            bars.remove_task(reading)
             has_ids = any(entry.ids is not None for entry in entries)
-            sizes = block_size or [512 if has_ids else 16]
+            sizes = block_sizes or [512 if has_ids else 16]
             ready = Replay(entries, sizes)
             found[path.name] = []
             for size in sizes:
-                for capacity in num_blocks or [1_000, 3_000, 10_000, 30_000, 100_000]:
+                for capacity in capacities or [1_000, 3_000, 10_000, 30_000, 100_000]:
                     task = bars.add_task(f"{path.name}, {size} x {capacity:,}", total=len(entries))
                     outcome = ready.run(
                         size,
@@ -86,6 +91,16 @@ def replay(
         return
     for name, outcomes in found.items():
         Console().print(_table(name, outcomes))
+
+
+def _numbers(option: str, given: list[str] | None) -> list[int]:
+    try:
+        numbers = [int(number) for one in given or [] for number in one.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers, default=1) < 1:
+        raise typer.BadParameter(f"{option} must be integers of at least 1, not {' '.join(given or [])}")
+    return numbers
 
 
 def _table(name: str, outcomes: list[Outcome]) -> Table:

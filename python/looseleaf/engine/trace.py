@@ -1,10 +1,11 @@
 """Traces of requests, read from files.
 
 Two kinds are read. Lines of JSON with `hash_ids` and `output_length`, as in the public traces of Mooncake: an id stands
-for 512 tokens and all before them, so prompts that share an id share a prefix. Tables with the columns ContextTokens
-and GeneratedTokens, as in the public traces of Azure: lengths only, so that no two prompts are alike. Where a request
-says when it came (`timestamp` in milliseconds, TIMESTAMP as a date), it comes then. A prompt or an answer of 0 tokens
-counts as one token, since a model computes no less.
+for 512 tokens and all before them, so prompts that share an id share a prefix. Any integers will do, hashes too: they
+are numbered as they come. Tables with the columns ContextTokens and GeneratedTokens, as in the public traces of Azure:
+lengths only, so that no two prompts are alike. Where a request says when it came (`timestamp` in milliseconds,
+TIMESTAMP as a date), it comes then. A prompt or an answer of 0 tokens counts as one token, since a model computes no
+less.
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ def read_trace(path: Path) -> list[Entry]:
     """
     where = str(path)
     entries = []
+    known_ids: dict[int, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
         if text.lstrip().startswith("{"):
             for number, line in enumerate(text.splitlines(), start=1):
                 where = f"{path}, line {number},"
                 if line.strip():
-                    entries.append(_entry_of_json(line))
+                    entries.append(_entry_of_json(line, known_ids))
         else:
             rows = csv.DictReader(text.splitlines())
             for row in rows:
@@ -82,13 +84,12 @@ def read_trace(path: Path) -> list[Entry]:
     return entries
 
 
-def _entry_of_json(line: str) -> Entry:
+def _entry_of_json(line: str, known_ids: dict[int, int]) -> Entry:
     record = json.loads(line)
-    ids = [int(number) for number in record["hash_ids"]]
+    ids = [known_ids.setdefault(int(number), len(known_ids)) for number in record["hash_ids"]]
     prompt_len = int(record.get("input_length", len(ids) * TOKENS_PER_ID))
     seconds = float(record.get("timestamp", 0)) / 1000
-    known_ids = ids if ids or prompt_len else None
-    return Entry(known_ids, prompt_len or 1, int(record.get("output_length", 1)) or 1, seconds)
+    return Entry(ids if ids or prompt_len else None, prompt_len or 1, int(record.get("output_length", 1)) or 1, seconds)
 
 
 def _entry_of_row(row: dict[str, str]) -> Entry:

@@ -50,8 +50,8 @@ def ensure_smollm2(*, progress: bool | Report = True) -> Path:
     this at once; one converts, the others wait.
 
     Args:
-        progress: True shows the stages on stderr if that is a terminal. A function is called with the name of each
-            stage.
+        progress: True shows the stages on stderr if that is a terminal, and one line if it is not. A function is called
+            with the name of each stage.
 
     Returns:
         A folder for `from_pretrained`: float32 weights, tokenizer, chat template.
@@ -200,13 +200,14 @@ def _no_gguf_bar() -> Iterator[None]:
 
 @contextmanager
 def _reporter(*, progress: bool | Report) -> Iterator[Report]:
-    """The function that is told each stage: the caller's own, a line on a terminal, or one that does nothing."""
+    """The function that is told each stage: the caller's own, one that shows it on a terminal, or does nothing."""
     if callable(progress):
         yield progress
-    elif not progress or not sys.stderr.isatty():
+    elif not progress:
         yield lambda _stage: None
-    elif find_spec("rich") is None:
-        yield lambda stage: print(f"SmolLM2, once: {stage}", file=sys.stderr)  # noqa: T201
+    elif not sys.stderr.isatty() or find_spec("rich") is None:
+        print("looseleaf: converting SmolLM2, once; this takes a while", file=sys.stderr, flush=True)  # noqa: T201 - it takes long
+        yield lambda _stage: None
     else:
         from rich.console import Console  # noqa: PLC0415
 
