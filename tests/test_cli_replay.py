@@ -255,9 +255,12 @@ def test_lengths_of_0_count_as_1_however_requests_run(tmp_path: Path) -> None:
         ('{"hash_ids": [1], "output_length": -3}', 1, "num_generated must be at least 1, not -3"),
         ('{"hash_ids": [1], "timestamp": NaN}', 1, "seconds must be finite, not nan"),
         ('{"hash_ids": [1], "timestamp": 1' + "0" * 400 + "}", 1, "OverflowError"),
-        ('{"hash_ids": "x"}', 1, "ValueError"),
+        ('{"hash_ids": "12"}', 1, "a line must be an object whose hash_ids are a list"),
+        ('{"hash_ids": ["x"]}', 1, "ValueError"),
+        ('{"hash_ids": ' + "[" * 100_000, 1, "RecursionError"),
+        ("[1, 2]", 1, "a line must be an object whose hash_ids are a list"),
         ('{"length": 3}', 1, "KeyError 'hash_ids'"),
-        ('{"hash_ids": [1]}\n[1]\n', 2, "TypeError"),
+        ('{"hash_ids": [1]}\n[1]\n', 2, "a line must be an object whose hash_ids are a list"),
         ("a,b\n1,2\n", 2, "KeyError 'ContextTokens'"),
         ("ContextTokens,GeneratedTokens\n1,1\n1,many\n", 3, "ValueError"),
         ("ContextTokens,GeneratedTokens\n1,1\n1\n", 3, "TypeError"),
@@ -271,6 +274,12 @@ def test_what_is_no_trace_is_named_with_its_line(tmp_path: Path, text: str, line
         read_trace(path)
     result = runner.invoke(app, ["replay", str(path)])
     assert (result.exit_code, result.stderr) == (1, f"looseleaf: {caught.value}\n")
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "marked"
+    path.write_text("\ufeffContextTokens,GeneratedTokens\n10,5\n", encoding="utf-8")
+    assert read_trace(path) == [Entry(None, 10, 5)]
 
 
 def test_a_file_that_is_no_text_or_is_missing_is_named(tmp_path: Path) -> None:

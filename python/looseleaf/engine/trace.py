@@ -67,8 +67,8 @@ def read_trace(path: Path) -> list[Entry]:
     entries = []
     known_ids: dict[int, int] = {}
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.lstrip().startswith("{"):
+        text = path.read_text(encoding="utf-8-sig")
+        if text.lstrip().startswith(("{", "[")):
             for number, line in enumerate(text.splitlines(), start=1):
                 where = f"{path}, line {number},"
                 if line.strip():
@@ -78,7 +78,7 @@ def read_trace(path: Path) -> list[Entry]:
             for row in rows:
                 where = f"{path}, line {rows.line_num},"
                 entries.append(_entry_of_row(row))
-    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         what = error if isinstance(error, InvalidArgument) else f"{type(error).__name__} {error}"
         raise InvalidArgument(f"{where} is no trace: {what}") from error
     return entries
@@ -86,6 +86,8 @@ def read_trace(path: Path) -> list[Entry]:
 
 def _entry_of_json(line: str, known_ids: dict[int, int]) -> Entry:
     record = json.loads(line)
+    if not isinstance(record, dict) or not isinstance(record["hash_ids"], list):
+        raise InvalidArgument("a line must be an object whose hash_ids are a list")
     ids = [known_ids.setdefault(int(number), len(known_ids)) for number in record["hash_ids"]]
     prompt_len = int(record.get("input_length", len(ids) * TOKENS_PER_ID))
     seconds = float(record.get("timestamp", 0)) / 1000
