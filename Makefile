@@ -29,10 +29,12 @@ test: $(VENV)/built test-rust loom mutants race asan test-python ## every test: 
 test-rust: ## the Rust tests and doc tests
 	cargo test --workspace
 
-# Once, the CPU kernels are compiled for every instruction set, with a line that says so; pytest would swallow it.
-test-python: $(VENV)/built ## the Python tests; ARGS go to pytest
+# Once, the CPU kernels are compiled for every instruction set, with a line that says so; pytest would swallow it. The files
+# are shared among processes with a thread each, which tests of threads raise; WORKERS=0 runs all in one.
+WORKERS ?= 2
+test-python: $(VENV)/built ## the Python tests, in WORKERS processes; ARGS go to pytest
 	LOOSELEAF_SETS=all $(BIN)/python -c 'from looseleaf.ops import native; native.load()'
-	LOOSELEAF_SETS=all $(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 LOOSELEAF_SETS=all $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 loom: ## the concurrency models of the lock-free parts; three threads with bounded preemptions
 	RUSTFLAGS="--cfg looseleaf_loom" cargo test -p looseleaf-core --release --test 'loom_*' --target-dir target/loom
