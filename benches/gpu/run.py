@@ -41,7 +41,7 @@ CASE_SECONDS = 20.0  # that are left, or no further case begins
 COLD_BYTES = 1 << 30  # far more than any L2 cache
 CEILING_BYTES = 1 << 32
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/kernels/test_gpu.py", "tests/engine/test_devices.py")
+TESTS = ("tests/kernels/test_gpu.py", "tests/engine/test_devices.py", "tests/engine/test_graphs.py")
 
 
 def run(command: list[str], seconds: float) -> dict[str, object]:

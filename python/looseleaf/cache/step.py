@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from looseleaf.allocator.manager import Integers, Sequences
     from looseleaf.cache.paged import PagedKVCache
-    from looseleaf.cache.tables import DeviceTables
+    from looseleaf.cache.tables import Tables
 
 __all__ = ["Step"]
 
@@ -57,7 +57,7 @@ class Step:
         "token_ids",
     )
 
-    def __init__(self, cache: PagedKVCache, sequences: Sequences | NDArray[np.int64], tables: DeviceTables) -> None:
+    def __init__(self, cache: PagedKVCache, sequences: Sequences | NDArray[np.int64], tables: Tables) -> None:
         """Name what is in the tables; users call `PagedKVCache.step`."""
         self._cache = cache
         self._number = cache.num_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -11,9 +11,23 @@ if TYPE_CHECKING:
 
     from looseleaf.allocator import Batch
 
-__all__ = ["DeviceTables"]
+__all__ = ["DeviceTables", "Tables"]
 
 _NAMES = ("block_table", "seq_lens", "cu_query_lens", "slot_mapping", "positions", "token_ids", "copies")
+
+
+class Tables(Protocol):
+    """What a step reads: its sizes, and its tables by name."""
+
+    num_sequences: int
+    num_tokens: int
+    max_query_len: int
+
+    def rows(self, name: str) -> Tensor:
+        """The live part of a table."""
+
+    def last_rows(self) -> Tensor:
+        """int64 [num_sequences]: the row of each sequence's last new token."""
 
 
 class DeviceTables:

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from looseleaf.cache.swap import SwapSpace
+from looseleaf.engine.graphs import DecodeGraphs, record_on_cuda
 from looseleaf.engine.loop import Loop
 from looseleaf.engine.prompts import Prompts
 from looseleaf.engine.report import Meter, Report
@@ -58,6 +59,8 @@ class Engine:
             None: they are computed again.
         preemption: with a swap space, whether a preempted request's blocks are swapped out ("swap"), computed again
             ("recompute"), or whichever costs less by what was measured so far ("auto").
+        cuda_graphs: on a CUDA device, record the launches of decode steps for 1, 2, 4 … rows when they first run, and
+            replay them. For models whose forward pass does not wait for the device.
 
     Raises:
         InvalidArgument: a number is out of range, not exactly one of `num_blocks` and `memory` is given, `preemption`
@@ -93,26 +96,17 @@ class Engine:
         prefix_caching: bool = True,
         swap_memory: str | int | None = None,
         preemption: Literal["auto", "recompute", "swap"] = "auto",
+        cuda_graphs: bool = False,
     ) -> None:
-        if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
-            raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model")
-        if model.training:
-            raise InvalidArgument("model must be in eval mode; call model.eval() first")
-        for name, number in (
-            ("max_sequences", max_sequences),
-            ("max_batch_tokens", max_batch_tokens),
-            ("max_sequence_len", 1 if max_sequence_len is None else max_sequence_len),
-        ):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise InvalidType(f"{name} must be an int, not {number!r}")
-        if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-            raise InvalidType(f"tokenizer must be a tokenizer of transformers, not {type(tokenizer).__name__}")
-        if model.get_output_embeddings() is None:
-            raise UnsupportedModel(f"{type(model).__name__} has no head for language: it returns no logits")
+        _check_model(model, tokenizer)
+        sizes = {"max_sequences": max_sequences, "max_batch_tokens": max_batch_tokens}
+        _check_integers(sizes if max_sequence_len is None else sizes | {"max_sequence_len": max_sequence_len})
         if preemption not in ("auto", "recompute", "swap"):
             raise InvalidArgument(f'preemption must be "auto", "recompute" or "swap", not {preemption!r}')
         if preemption == "swap" and swap_memory is None:
             raise InvalidArgument('preemption="swap" needs swap_memory')
+        if cuda_graphs and model.device.type != "cuda":
+            raise InvalidArgument(f"cuda_graphs needs a model on a CUDA device, this one is on {model.device}")
         shape, max_sequence_len = cache_shape(model, max_sequence_len=max_sequence_len)
         steady_len = steady_rope_len(text_config(model))
         if steady_len is not None and max_sequence_len > steady_len:
@@ -131,11 +125,14 @@ class Engine:
             max_batch_tokens=max_batch_tokens,
             prefix_caching=prefix_caching,
         )
+        runner = Runner(model, num_layers=shape.num_layers)
+        if cuda_graphs:
+            runner.graphs = DecodeGraphs(self._cache, max_sequences, runner.call, record_on_cuda)
         self._bytes_per_token = bytes_per_token(shape)
         is_swapping = swap_memory is not None and preemption != "recompute"
         self._loop = Loop(
             self._cache,
-            Runner(model, num_layers=shape.num_layers).forward,
+            runner.forward,
             max_batch_tokens=max_batch_tokens,
             meter=self._new_meter(),
             swap_space=SwapSpace(self._cache, memory=swap_memory) if is_swapping else None,
@@ -349,3 +346,20 @@ class Engine:
             bytes_per_token=self._bytes_per_token,
             max_sequence_len=manager.max_sequence_len,
         )
+
+
+def _check_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model")
+    if model.training:
+        raise InvalidArgument("model must be in eval mode; call model.eval() first")
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModel(f"{type(model).__name__} has no head for language: it returns no logits")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise InvalidType(f"tokenizer must be a tokenizer of transformers, not {type(tokenizer).__name__}")
+
+
+def _check_integers(sizes: dict[str, int]) -> None:
+    for name, number in sizes.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise InvalidType(f"{name} must be an int, not {number!r}")

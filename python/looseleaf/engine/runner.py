@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from looseleaf.cache import Step
+    from looseleaf.engine.graphs import DecodeGraphs
     from looseleaf.integrations.transformers.switch import Windows
 
 __all__ = ["Runner"]
@@ -29,12 +30,20 @@ class Runner:
     Args:
         model: a transformers model; it runs where its weights are, in their dtype.
         num_layers: layers that keep keys and values.
+
+    Attributes:
+        graphs: replays decode steps, once the first step was checked; None: every step is launched.
     """
 
     def __init__(self, model: PreTrainedModel, *, num_layers: int) -> None:
         self._model = model
         self._num_layers = num_layers
         self._is_checked = False
+        self.graphs: DecodeGraphs | None = None
+
+    def call(self, step: Step) -> Tensor:
+        """The model on a step, unchecked: logits [sequences, vocabulary] after the last token of each sequence."""
+        return self._call(step, step.last_rows, step)
 
     @torch.inference_mode()
     def forward(self, step: Step, rows: Tensor | None = None) -> Tensor:
@@ -53,8 +62,12 @@ class Runner:
         """
         if self._model.training:
             raise InvalidArgument(f"{self._name} is in training mode; call model.eval() first")
-        rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
         with use_attention(self._model, ATTENTION_NAME) as windows:
+            if self._is_checked and self.graphs is not None and rows is None:
+                logits = self.graphs.forward(step)
+                if logits is not None:
+                    return logits
+            rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
             if self._is_checked:
                 return self._call(step, rows, step)
             return self._call_checked(step, rows, windows)
