@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,28 @@ def test_begin_computes_a_padded_batch_from_the_column_that_all_rows_have(
     assert cache.begin(ids, mask) == 3
     expected = generate(tiny_model, None, ids, attention_mask=mask)
     assert generate(tiny_model, cache, ids, attention_mask=mask).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("way", ["begin", "conversation"])
+@pytest.mark.parametrize("kind", ["prompt lookup", "assistant"])
+def test_drafts_go_on_from_what_is_computed(
+    kind: str, way: str, tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    options: dict[str, Any] = {"eos_token_id": 258}  # one that does not come
+    said = generate(tiny_model, cache, IDS[:, :20], max_new_tokens=7, **options)
+    ids = torch.cat((said, said[:, 3:12]), dim=1)
+    if way == "begin":
+        assert cache.begin(ids) == 24
+    expected = generate(tiny_model, None, ids, **options)
+    if kind == "assistant":
+        options["assistant_model"] = copy.deepcopy(tiny_model)
+    else:
+        options["prompt_lookup_num_tokens"] = 3
+    got = generate(tiny_model, cache, ids, **options)
+    assert got.tolist() == expected.tolist()
+    assert cache.get_seq_length() < expected.shape[1]
+    ids = torch.cat((got, said[:, 3:12]), dim=1)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
 
 
 def test_only_keys_that_follow_from_the_ids_are_shared(

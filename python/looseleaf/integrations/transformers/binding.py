@@ -33,11 +33,13 @@ _MARK = "looseleaf_binding"
 class Bound(Protocol):
     """What the wrapped methods ask of a cache."""
 
-    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def on_forward(
+        self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[Mapping[str, Any]], Any]
+    ) -> Any:  # noqa: ANN401
         """Run a forward pass of a model over the cache."""
 
-    def on_generate(self, arguments: Mapping[str, Any]) -> None:
-        """Check a prompt before its generation."""
+    def on_generate(self, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Check a prompt, then run its generation."""
 
 
 class Binding:
@@ -82,8 +84,8 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
     arguments = _named(type(model).forward, model, args, options)
     with use_attention(model, CACHE_ATTENTION_NAME) as windows:
 
-        def checked_run() -> Any:  # noqa: ANN401
-            output = run(*args, **options)
+        def checked_run(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+            output = run(**arguments)
             windows.check(model)
             return output
 
@@ -92,9 +94,9 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
 
 def _generate(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
     cache = _cache_in(args, options)
-    if cache is not None:
-        cache.on_generate(_named(type(model).generate, model, args, options))
-    return run(*args, **options)
+    if cache is None:
+        return run(*args, **options)
+    return cache.on_generate(_named(type(model).generate, model, args, options), partial(run, *args, **options))
 
 
 _AROUND = {"forward": _forward, "generate": _generate}
@@ -113,9 +115,13 @@ def _named(function: Run, model: PreTrainedModel, args: tuple[Any, ...], options
     """The arguments of a call by their names."""
     if not args:
         return options
-    bound = inspect.signature(function).bind_partial(model, *args, **options).arguments
-    extra: dict[str, Any] = bound.pop("kwargs", {})
-    return bound | extra
+    signature = inspect.signature(function)
+    _, *bound = signature.bind_partial(model, *args, **options).arguments.items()
+    named: dict[str, Any] = {}
+    for name, value in bound:
+        is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if is_rest else {name: value}
+    return named
 
 
 def _wrap(

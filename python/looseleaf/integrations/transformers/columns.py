@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Columns", "columns_of", "ids_of", "left_padding", "mask_of"]
+__all__ = ["Columns", "columns_of", "ids_of", "left_padding", "mask_of", "without_first"]
 
 _NUM_MASK_DIMENSIONS = 2
 
@@ -28,6 +28,9 @@ _PLAIN_ARGUMENTS = frozenset(
         *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep", "num_logits_to_keep"),
     }
 )
+
+# Those of them that have something for each new column.
+_BY_COLUMN = frozenset({"input_ids", "position_ids", "cache_position"})
 
 
 class Columns(NamedTuple):
@@ -73,6 +76,27 @@ def columns_of(arguments: Mapping[str, Any], *, is_rope_steady: bool) -> Columns
         follows_from_ids=is_rope_steady
         and all(name in _PLAIN_ARGUMENTS for name, value in arguments.items() if value is not None),
     )
+
+
+def without_first(arguments: Mapping[str, Any], count: int) -> Mapping[str, Any]:
+    """The arguments of a forward pass that is to begin `count` columns later.
+
+    Raises:
+        InvalidArgument: something else than ids and positions comes by column, or the caller counts on hidden states of
+            all columns.
+    """
+    others = [name for name, value in arguments.items() if value is not None and name not in _PLAIN_ARGUMENTS]
+    if arguments.get("output_hidden_states"):
+        others.append("output_hidden_states")
+    if others:
+        raise InvalidArgument(
+            f"assisted decoding brings all columns of the prompt, the cache has computed {count} of them, and does not "
+            f"know how to leave those out of {', '.join(others)}; reset() first"
+        )
+    return {
+        name: value[..., count:] if name in _BY_COLUMN and value is not None else value
+        for name, value in arguments.items()
+    }
 
 
 def ids_of(input_ids: Tensor) -> NDArray[np.int64]:

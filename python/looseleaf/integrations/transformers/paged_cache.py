@@ -10,7 +10,7 @@ from transformers import Cache
 
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
-from looseleaf.integrations.transformers.columns import columns_of, ids_of, mask_of
+from looseleaf.integrations.transformers.columns import columns_of, ids_of, mask_of, without_first
 from looseleaf.integrations.transformers.forward import Forward
 from looseleaf.integrations.transformers.layer import Layer
 from looseleaf.integrations.transformers.pool import cache_shape, new_pool
@@ -107,6 +107,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Begin over these rows."""
         self._rows = rows
         self._forward: Forward | None = None
+        self._num_prompt_columns: int | None = None  # before the first pass of a generation that goes on
         # One object for every layer: they differ in nothing that transformers asks.
         super().__init__(layers=[Layer(rows)] * len(rows.pool.storage.layers))
 
@@ -258,13 +259,15 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     # What the model's wrapped methods call.
 
-    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def on_forward(
+        self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[Mapping[str, Any]], Any]
+    ) -> Any:  # noqa: ANN401
         """Run a forward pass of the model over the cache; one that fails leaves the cache as it was.
 
         Args:
             model: whose pass it is.
             arguments: of the pass, by their names.
-            run: runs it.
+            run: runs it with such arguments.
 
         Returns:
             What the model returns.
@@ -278,6 +281,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
         if arguments.get("output_attentions"):
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
+        if self._brings_all_columns(arguments):
+            arguments = without_first(arguments, self._rows.length)
         columns = columns_of(arguments, is_rope_steady=has_steady_rope(text_config(model)))
         step = self._rows.prepare(columns)
         try:
@@ -290,7 +295,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 num_layers=len(self.layers),
                 name=type(model).__name__,
             )
-            output = run()
+            output = run(arguments)
             self._forward.check_complete()
             self._rows.commit()
         finally:
@@ -298,11 +303,24 @@ class PagedCache(Cache):  # type: ignore[misc]
             self._rows.roll_back()
         return output
 
-    def on_generate(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a prompt goes on from what the cache has computed.
+    def _brings_all_columns(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a pass brings the whole prompt of a generation, though the cache holds some of its columns.
+
+        Assisted decoding does that from 5.2x on, in its first pass. All others bring what is new.
+        """
+        num_prompt_columns, self._num_prompt_columns = self._num_prompt_columns, None
+        input_ids = arguments.get("input_ids")
+        return num_prompt_columns is not None and input_ids is not None and input_ids.shape[1] >= num_prompt_columns
+
+    def on_generate(self, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Check that a prompt goes on from what the cache has computed, then run its generation.
 
         Args:
             arguments: of `generate`, by their names.
+            run: runs it.
+
+        Returns:
+            What `generate` returns.
 
         Raises:
             PromptMismatch: it does not.
@@ -310,10 +328,16 @@ class PagedCache(Cache):  # type: ignore[misc]
         """
         prompt = arguments.get("inputs")
         prompt = arguments.get("input_ids") if prompt is None else prompt
-        if prompt is None or arguments.get("inputs_embeds") is not None:
-            return
+        if prompt is None or arguments.get("inputs_embeds") is not None or not self._rows.length:
+            return run()
         mask = arguments.get("attention_mask")
-        self._rows.check_prompt(ids_of(prompt), is_whole=mask is None or mask.shape[1] == prompt.shape[1])
+        is_whole = mask is None or mask.shape[1] == prompt.shape[1]
+        self._rows.check_prompt(ids_of(prompt), is_whole=is_whole)
+        self._num_prompt_columns = prompt.shape[1] if is_whole else None
+        try:
+            return run()
+        finally:
+            self._num_prompt_columns = None
 
     def __enter__(self) -> Self:
         return self
