@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from looseleaf.errors import InvalidArgument
 from looseleaf.integrations.transformers import PagedCache
 
 if TYPE_CHECKING:
@@ -209,6 +210,40 @@ def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
         assert cache.get_seq_length() == 5
         cache.pool.manager.validate()
     assert generate(tiny_model, cache, ids).tolist() == expected.tolist()
+
+
+INSIDE: dict[str, Callable[[PreTrainedModel, PagedCache], object]] = {
+    "reset": lambda _, cache: cache.reset(),
+    "crop": lambda _, cache: cache.crop(-2),
+    "begin": lambda _, cache: cache.begin(torch.tensor([[5, 6]])),
+    "fork": lambda _, cache: cache.fork(),
+    "reorder": lambda _, cache: cache.reorder_cache(torch.tensor([0])),
+    "repeat": lambda _, cache: cache.batch_repeat_interleave(2),
+    "select": lambda _, cache: cache.batch_select_indices(torch.tensor([0])),
+    "close": lambda _, cache: cache.close(),
+    "pass": lambda model, cache: model(torch.tensor([[5]]), None, None, cache),
+}
+
+
+@pytest.mark.parametrize("call", INSIDE)
+@pytest.mark.parametrize("num_computed", [0, 5])
+def test_nothing_changes_the_rows_while_a_pass_runs(
+    num_computed: int, call: str, tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]])
+    if num_computed:
+        generate(tiny_model, cache, ids[:, :num_computed], max_new_tokens=1, min_new_tokens=1)
+    refused: list[str] = []
+
+    def try_it(*_: object) -> None:
+        hook.remove()
+        with pytest.raises(InvalidArgument, match="a forward pass of the cache runs") as caught:
+            INSIDE[call](tiny_model, cache)
+        refused.append(str(caught.value))
+
+    hook = tiny_model.model.layers[1].register_forward_hook(try_it)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("num_computed", [0, 5])

@@ -39,6 +39,8 @@ class PagedCache(Cache):  # type: ignore[misc]
     - Padding is not stored. It must be on the left, and the same in every call.
     - A prompt must begin with what the cache has computed, or `generate` raises `PromptMismatch`. `begin` goes over to
       another prompt and keeps what the pool has cached of it.
+    - A cache belongs to one thread at a time. Threads with a cache each may share a model: its passes wait for each
+      other. While one runs, its cache refuses every call that would change its rows, `close` included.
 
     The model's `forward` and `generate` are wrapped while a cache of the model is open. A forward pass with this cache
     runs with an attention function that reads through block tables; without it the model is as it was. `close`, the end
@@ -249,9 +251,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         Raises:
             InvalidArgument: a positive number in a later version.
         """
-        length = cropped_length(tokens_to_remove, self._rows.length)
-        if length < self._rows.length:
-            self._rows.crop(length)
+        self._rows.crop(cropped_length(tokens_to_remove, self._rows.length))
 
     def reset(self) -> None:
         """Give up all rows. What they computed stays in the prefix cache of the pool until its blocks are needed."""
@@ -284,8 +284,9 @@ class PagedCache(Cache):  # type: ignore[misc]
         if self._brings_all_columns(arguments):
             arguments = without_first(arguments, self._rows.length)
         columns = columns_of(arguments, is_rope_steady=has_steady_rope(text_config(model)))
-        step = self._rows.prepare(columns)
+        self._rows.check_idle()
         try:
+            step = self._rows.prepare(columns)
             packed = self._rows.packed
             self._forward = Forward(
                 step,

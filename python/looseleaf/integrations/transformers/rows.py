@@ -54,12 +54,23 @@ class BatchRows:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def check_idle(self) -> None:
+        """Refuse what must not come in the middle of a forward pass, whose tokens the sequences hold already.
+
+        Raises:
+            InvalidArgument: a step is prepared, and neither committed nor rolled back.
+        """
+        if self._plan is not None:
+            raise InvalidArgument("a forward pass of the cache runs; wait until it has ended")
+
     def fork(self) -> BatchRows:
         """Rows that share all computed tokens with these. Copies nothing until one of them writes.
 
         Raises:
             TooManySequences: no place for as many sequences again.
+            InvalidArgument: a forward pass runs.
         """
+        self.check_idle()
         other = BatchRows(self.pool)
         other._keep(_forks(self._sequences))
         other.length, other._padding = self.length, self._padding
@@ -72,8 +83,9 @@ class BatchRows:
 
         Raises:
             TooManySequences: no place for the forks.
-            InvalidArgument: there is no such row.
+            InvalidArgument: there is no such row, or a forward pass runs.
         """
+        self.check_idle()
         wrong = [index for index in indices if not 0 <= index < len(self)]
         if wrong:
             raise InvalidArgument(f"the cache has {len(self)} rows, there is no row {wrong[0]}")
@@ -99,17 +111,26 @@ class BatchRows:
             self._token_ids = self._token_ids[places]
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` columns."""
+        """Keep the first `length` columns.
+
+        Raises:
+            InvalidArgument: a forward pass runs.
+        """
+        self.check_idle()
         padding = np.minimum(self._padding, length)
         for sequence, num_tokens in zip(self._sequences, (length - padding).tolist(), strict=True):
             sequence.truncate(num_tokens)
         self.length, self._padding = length, padding
 
     def release(self) -> None:
-        """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed."""
+        """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed.
+
+        Raises:
+            InvalidArgument: a forward pass runs.
+        """
+        self.check_idle()
         for sequence in self._sequences:
             sequence.release()
-        self._plan = None
         self._clear()
 
     def begin(self, token_ids: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> None:
@@ -123,8 +144,9 @@ class BatchRows:
 
         Raises:
             EmptyPrompt: a row has no token.
-            InvalidArgument: padding elsewhere than on the left, or an id that cannot be.
+            InvalidArgument: padding elsewhere than on the left, an id that cannot be, or a forward pass runs.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
+        self.check_idle()
         """
         padding = left_padding(mask, token_ids.shape[0], token_ids.shape[1])
         if not token_ids.size or (padding == token_ids.shape[1]).any():
@@ -180,7 +202,7 @@ class BatchRows:
             )
 
     def prepare(self, columns: Columns) -> Step:
-        """Prepare the step of a forward pass; `commit` or `roll_back` ends it.
+        """Prepare the step of a forward pass while none is prepared; `commit` or `roll_back` ends it.
 
         Args:
             columns: the new ones.
