@@ -38,7 +38,7 @@ class PagedCache(Cache):  # type: ignore[misc]
       A block is copied when one of its holders writes into it.
     - Padding is not stored. It must be on the left, and the same in every call.
     - A prompt must begin with what the cache has computed, or `generate` raises `PromptMismatch`. `begin` goes over to
-      another prompt and keeps what the pool has cached of it.
+      another prompt and keeps what the pool has cached of it. Prompts of `inputs_embeds` begin with an empty cache.
     - A cache belongs to one thread at a time. Threads with a cache each may share a model: its passes wait for each
       other. While one runs, its cache refuses every call that would change its rows, `close` included.
 
@@ -279,7 +279,12 @@ class PagedCache(Cache):  # type: ignore[misc]
         """
         if self._binding is None or not self._binding.is_of(model):
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
-        if arguments.get("output_attentions"):
+        if arguments.get("use_cache") is False:
+            raise InvalidArgument("use_cache is False, but the pass would fill the cache; leave one of the two away")
+        needs_weights = arguments.get("output_attentions")
+        if needs_weights is None:
+            needs_weights = model.config.output_attentions or text_config(model).output_attentions
+        if needs_weights:
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
         if self._brings_all_columns(arguments):
             arguments = without_first(arguments, self._rows.length)
@@ -325,15 +330,22 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             PromptMismatch: it does not.
-            InvalidArgument: the rows cannot belong to each other, or the cache has computed the whole prompt.
+            InvalidArgument: the rows cannot belong to each other, the cache has computed the whole prompt, or nobody
+                can tell, because one of the two came as embeddings.
         """
-        prompt = arguments.get("inputs")
-        prompt = arguments.get("input_ids") if prompt is None else prompt
-        if prompt is None or arguments.get("inputs_embeds") is not None or not self._rows.length:
+        if not self._rows.length:
             return run()
+        embeddings = arguments.get("inputs_embeds")
+        given = (embeddings, arguments.get("inputs"), arguments.get("input_ids"))
+        prompt = next((tensor for tensor in given if tensor is not None), None)
+        if prompt is None:
+            raise InvalidArgument(
+                f"input_ids is missing: the cache has computed {self._rows.length} columns of a prompt"
+            )
         mask = arguments.get("attention_mask")
         is_whole = mask is None or mask.shape[1] == prompt.shape[1]
-        self._rows.check_prompt(ids_of(prompt), is_whole=is_whole)
+        token_ids = ids_of(prompt) if embeddings is None else None
+        self._rows.check_prompt(token_ids, num_rows=prompt.shape[0], num_columns=prompt.shape[1], is_whole=is_whole)
         self._num_prompt_columns = prompt.shape[1] if is_whole else None
         try:
             return run()

@@ -146,8 +146,8 @@ class BatchRows:
             EmptyPrompt: a row has no token.
             InvalidArgument: padding elsewhere than on the left, an id that cannot be, or a forward pass runs.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
-        self.check_idle()
         """
+        self.check_idle()
         padding = left_padding(mask, token_ids.shape[0], token_ids.shape[1])
         if not token_ids.size or (padding == token_ids.shape[1]).any():
             raise EmptyPrompt
@@ -168,27 +168,38 @@ class BatchRows:
         self.length, self._padding = length, np.minimum(padding, length)
         self._token_ids = token_ids[:, :length].copy()
 
-    def check_prompt(self, token_ids: NDArray[np.int64], *, is_whole: bool) -> None:
-        """Check that a prompt goes on from what is computed, as far as the ids of that are known.
+    def check_prompt(
+        self, token_ids: NDArray[np.int64] | None, *, num_rows: int, num_columns: int, is_whole: bool
+    ) -> None:
+        """Check that a prompt goes on from what is computed.
 
         Args:
-            token_ids: [rows, columns]; a batch that is still to be expanded has fewer rows.
+            token_ids: [num_rows, num_columns]; None: not known.
+            num_rows: of the prompt; a batch that is still to be expanded has fewer rows.
+            num_columns: of the prompt.
             is_whole: the prompt has all columns from the first on; False: only new ones.
 
         Raises:
             PromptMismatch: it does not.
-            InvalidArgument: the rows cannot belong to each other.
+            InvalidArgument: the rows cannot belong to each other, or ids are not known.
         """
-        if not self.length:
-            return
-        num_rows, num_columns = token_ids.shape
         if not num_rows or len(self) % num_rows:
             raise InvalidArgument(
                 f"the prompt has {num_rows} rows, the cache {len(self)}; batch_repeat_interleave() makes more of them, "
                 "reset() empties the cache"
             )
-        if not is_whole or self._token_ids is None:
+        if token_ids is None:
+            raise InvalidArgument(
+                f"the prompt comes as inputs_embeds, but the cache has computed {self.length} columns, of which nobody "
+                "can tell whether it begins with them; reset() empties the cache"
+            )
+        if not is_whole:
             return
+        if self._token_ids is None:
+            raise InvalidArgument(
+                f"the {self.length} columns that the cache has computed came as inputs_embeds: nobody can tell whether "
+                "the prompt begins with them; reset() empties the cache"
+            )
         given = token_ids.repeat(len(self) // num_rows, axis=0)[:, : self.length]
         columns = np.arange(given.shape[1])
         differs = (given != self._token_ids[:, : given.shape[1]]) & (columns >= self._padding[:, None])
