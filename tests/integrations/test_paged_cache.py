@@ -190,6 +190,46 @@ def test_the_model_is_as_it_was_without_the_cache(attention: str, generate: Gene
     assert set(vars(model)) == before
 
 
+def test_a_copy_of_a_model_takes_caches_of_its_own(
+    tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8], [8, 7, 6, 5]])
+    model = copy.deepcopy(tiny_model)
+    expected = generate(tiny_model, None, ids)
+    with PagedCache(model, num_blocks=8) as own:
+        for one, opened in ((model, own), (tiny_model, cache), (copy.deepcopy(model), None)):
+            assert generate(one, opened, ids).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("is_closed_first", [True, False])
+def test_others_may_wrap_forward_between_two_caches(is_closed_first: bool, generate: Generate) -> None:
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    expected = generate(model, None, ids).tolist()
+    first = PagedCache(model, num_blocks=8)
+    inner, calls = model.forward, []
+
+    def outer(*args: object, **options: object) -> object:
+        calls.append(1)
+        return inner(*args, **options)
+
+    model.forward = outer
+    if is_closed_first:
+        first.close()
+    second = PagedCache(model, num_blocks=8)
+    assert generate(model, second, ids).tolist() == expected
+    assert calls
+    if not is_closed_first:
+        assert generate(model, first, ids).tolist() == expected
+    first.close()
+    second.reset()
+    assert generate(model, second, ids).tolist() == expected
+    second.close()
+    assert model.forward is outer
+    assert generate(model, None, ids).tolist() == expected
+
+
 def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
     tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import inspect
 import weakref
 from functools import partial, wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.attention import check_attention
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Binding", "Bound", "bind"]
 
-_MARK = "looseleaf_binding"
+_BINDINGS: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()  # by id of the model
 
 
 class Bound(Protocol):
@@ -50,8 +50,8 @@ class Binding:
     def __init__(self, model: PreTrainedModel) -> None:
         """Wrap; users call `bind`."""
         self._model = weakref.ref(model)
-        before = {name: _wrap(model, name, around, weakref.ref(self)) for name, around in _AROUND.items()}
-        weakref.finalize(self, _unwrap, self._model, before)
+        wrapped = [_wrap(model, name, around, weakref.ref(self)) for name, around in _AROUND.items()]
+        weakref.finalize(self, _unwrap, self._model, wrapped)
 
     def is_of(self, model: PreTrainedModel) -> bool:
         """Whether this is the binding of that model."""
@@ -71,9 +71,10 @@ def bind(model: PreTrainedModel) -> Binding:
     if model.training:
         raise InvalidArgument("model must be in eval mode; call model.eval() first")
     check_attention(model)
-    wrapped = getattr(vars(model).get("forward"), "__func__", None)
-    binding = getattr(wrapped, _MARK, lambda: None)()
-    return binding if isinstance(binding, Binding) and binding.is_of(model) else Binding(model)
+    binding = _BINDINGS.get(id(model))
+    if binding is None or not binding.is_of(model):
+        binding = _BINDINGS[id(model)] = Binding(model)
+    return binding
 
 
 def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -124,31 +125,39 @@ def _named(function: Run, model: PreTrainedModel, args: tuple[Any, ...], options
     return named
 
 
-def _wrap(
-    model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]
-) -> MethodType | Any:  # noqa: ANN401 - whatever somebody else has put there
-    """Put a method of our own before one of the model's; returns what stood in the instance before."""
+class _Wrapped(NamedTuple):
+    """A method of a model, and what stood in the instance before."""
+
+    name: str
+    method: Any
+    before: Any
+
+
+def _wrap(model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]) -> _Wrapped:
+    """Put a method of our own before one of the model's."""
     before = vars(model).get(name)
     original = getattr(type(model), name)
 
     @wraps(original)
     def method(self: PreTrainedModel, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         run = partial(original, self) if before is None else before
+        alive = binding()
+        if alive is None or not alive.is_of(self):
+            return run(*args, **options)  # left inside a wrapper of somebody else, or copied with the model
         return around(self, run, args, options)
 
-    setattr(method, _MARK, binding)
     setattr(model, name, MethodType(method, model))  # bound to the instance, so that a copy of the model is its own
-    return before
+    return _Wrapped(name, method, before)
 
 
-def _unwrap(model_reference: weakref.ref[PreTrainedModel], before: Mapping[str, Any]) -> None:
+def _unwrap(model_reference: weakref.ref[PreTrainedModel], wrapped: list[_Wrapped]) -> None:
     model = model_reference()
     if model is None:
         return
-    for name, method in before.items():
-        if not hasattr(getattr(vars(model).get(name), "__func__", None), _MARK):
+    for name, method, before in wrapped:
+        if getattr(vars(model).get(name), "__func__", None) is not method:
             continue  # somebody has wrapped it again; what is inside passes every call on
-        if method is None:
+        if before is None:
             delattr(model, name)
         else:
-            setattr(model, name, method)
+            setattr(model, name, before)
