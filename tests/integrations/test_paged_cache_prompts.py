@@ -153,6 +153,12 @@ def test_only_keys_that_follow_from_the_ids_are_shared(
     assert generate(tiny_model, cache, IDS).tolist() == generate(tiny_model, None, IDS).tolist()
 
 
+def test_ids_by_position_are_shared_too(tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str) -> None:
+    with torch.inference_mode():
+        tiny_model(IDS, **{cache_argument: cache})
+    assert cache.begin(IDS) == 32
+
+
 def test_a_rope_that_changes_with_the_length_shares_nothing() -> None:
     config = transformers.LlamaConfig
     assert has_steady_rope(config())
