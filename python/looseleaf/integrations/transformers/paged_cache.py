@@ -82,7 +82,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             block_size: tokens of one block.
             max_sequences: rows that can be alive at once, over all forks; a reordered batch of beams needs up to twice
                 its rows for a moment.
-            max_sequence_len: tokens that a row may hold; None: what the model was made for, or 8192.
+            max_sequence_len: tokens that a row may hold; None: what the model was made for, or 8192. A model may go
+                beyond that with rotary embeddings, but not with learned positions.
 
         Raises:
             OutOfMemory: the device does not have so much memory.
