@@ -104,12 +104,16 @@ _AROUND = {"forward": _forward, "generate": _generate}
 
 
 def _cache_in(args: tuple[Any, ...], options: Mapping[str, Any]) -> Bound | None:
-    """The paged cache among the arguments of a call."""
-    for value in (*(options.get(name) for name in CACHE_ARGUMENTS), *args):
-        if hasattr(value, "on_forward"):
-            found: Bound = value
-            return found
-    return None
+    """The paged cache among the arguments of a call.
+
+    Raises:
+        InvalidArgument: there is another cache beside it.
+    """
+    named = [options[name] for name in CACHE_ARGUMENTS if options.get(name) is not None]
+    paged: list[Bound] = [value for value in (*named, *args) if hasattr(value, "on_forward")]
+    if paged and any(other is not paged[0] for other in (*named, *paged)):
+        raise InvalidArgument(f"two caches are given by {' and '.join(CACHE_ARGUMENTS)}, which mean the same argument")
+    return paged[0] if paged else None
 
 
 def _named(function: Run, model: PreTrainedModel, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,15 @@ from transformers import Cache
 
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
-from looseleaf.integrations.transformers.columns import columns_of, ids_of, mask_of, without_first
+from looseleaf.integrations.transformers.columns import (
+    columns_of,
+    ids_of,
+    indices_of,
+    integer_of,
+    mask_of,
+    shape_of_embeddings,
+    without_first,
+)
 from looseleaf.integrations.transformers.forward import Forward
 from looseleaf.integrations.transformers.layer import Layer
 from looseleaf.integrations.transformers.pool import cache_shape, new_pool
@@ -139,7 +147,8 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             EmptyPrompt: a row has no token.
-            InvalidArgument: padding elsewhere than on the left, or an id below 0.
+            InvalidArgument, InvalidType: padding elsewhere than on the left, ids that are no tensor of integers from 0
+                on, or the cache is closed.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
 
         Example:
@@ -153,6 +162,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             >>> cache.begin(torch.tensor([[5, 6, 7, 8, 1, 2, 3]]))
             4
         """
+        self._check_open()
         self._rows.begin(ids_of(input_ids), mask_of(attention_mask))
         return self._rows.length
 
@@ -163,7 +173,9 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             TooManySequences: no place for as many rows again.
+            InvalidArgument: the cache is closed.
         """
+        self._check_open()
         other = object.__new__(PagedCache)
         other._binding = self._binding
         other._open(self._rows.fork())
@@ -217,30 +229,38 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             TooManySequences: no place for the forks.
-            InvalidArgument: there is no such row.
+            InvalidArgument, InvalidType: there is no such row, or none would be left.
         """
+        rows = indices_of(beam_idx, "beam_idx")
         if self._rows:
-            self._rows.select(beam_idx.tolist())
+            self._rows.select(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Put `repeats` rows in the place of each, as forks.
 
         Raises:
             TooManySequences: no place for the forks.
+            InvalidArgument, InvalidType: `repeats` is no number from 1 on.
         """
-        self._rows.select([row for row in range(self.num_rows) for _ in range(repeats)])
+        repeats = integer_of(repeats, "repeats")
+        if repeats < 1:
+            raise InvalidArgument(f"repeats is {repeats}, must be 1 or more")
+        if self._rows:
+            self._rows.select([row for row in range(self.num_rows) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order.
 
         Args:
-            indices: int64 [new rows], or bool [rows].
+            indices: int64 [new rows], from the end where negative, or bool [rows].
 
         Raises:
-            InvalidArgument: there is no such row.
+            TooManySequences: no place for the forks of rows that are taken more than once.
+            InvalidArgument, InvalidType: there is no such row, or none would be left.
         """
+        rows = indices_of(indices, "indices", num_flags=self.num_rows)
         if self._rows:
-            self._rows.select(torch.arange(self.num_rows)[indices.cpu()].tolist())
+            self._rows.select([row if row >= 0 else row + self.num_rows for row in rows])
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop columns at the end, exactly.
@@ -251,7 +271,9 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             InvalidArgument: a positive number in a later version.
+            InvalidType: no integer.
         """
+        tokens_to_remove = integer_of(tokens_to_remove, "tokens_to_remove")
         self._rows.crop(cropped_length(tokens_to_remove, self._rows.length))
 
     def reset(self) -> None:
@@ -343,17 +365,23 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise InvalidArgument(
                 f"input_ids is missing: the cache has computed {self._rows.length} columns of a prompt"
             )
-        mask = arguments.get("attention_mask")
-        is_whole = mask is None or mask.shape[1] == prompt.shape[1]
         token_ids = ids_of(prompt) if embeddings is None else None
-        self._rows.check_prompt(token_ids, num_rows=prompt.shape[0], num_columns=prompt.shape[1], is_whole=is_whole)
-        self._num_prompt_columns = prompt.shape[1] if is_whole else None
+        num_rows, num_columns = shape_of_embeddings(embeddings) if token_ids is None else token_ids.shape
+        mask = mask_of(arguments.get("attention_mask"))
+        is_whole = mask is None or mask.shape[1] == num_columns
+        self._rows.check_prompt(token_ids, num_rows=num_rows, num_columns=num_columns, is_whole=is_whole)
+        self._num_prompt_columns = num_columns if is_whole else None
         try:
             return run()
         finally:
             self._num_prompt_columns = None
 
+    def _check_open(self) -> None:
+        if self._binding is None:
+            raise InvalidArgument("the cache is closed")
+
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from torch import nn
 from looseleaf.cache import PagedKVCache
 from looseleaf.config import ModelShape
 from looseleaf.errors import InvalidArgument
+from looseleaf.integrations.transformers.columns import integer_of
 from looseleaf.integrations.transformers.versions import text_config
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def cache_shape(model: PreTrainedModel, *, max_sequence_len: int | None) -> tupl
     """
     shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
     num_positions = _num_learned_positions(model)
+    max_sequence_len = None if max_sequence_len is None else integer_of(max_sequence_len, "max_sequence_len")
     if max_sequence_len is None:
         max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
         return shape, max_sequence_len if num_positions is None else min(max_sequence_len, num_positions)

@@ -83,9 +83,11 @@ class BatchRows:
 
         Raises:
             TooManySequences: no place for the forks.
-            InvalidArgument: there is no such row, or a forward pass runs.
+            InvalidArgument: there is no such row, no row would be left, or a forward pass runs.
         """
         self.check_idle()
+        if not indices:
+            raise InvalidArgument(f"no row of {len(self)} would be left; reset() empties the cache")
         wrong = [index for index in indices if not 0 <= index < len(self)]
         if wrong:
             raise InvalidArgument(f"the cache has {len(self)} rows, there is no row {wrong[0]}")
