@@ -129,3 +129,11 @@ def test_no_sequence_outgrows_the_positions_that_were_learned(family: str, open_
     else:
         with pytest.raises(InvalidArgument, match=r"max_sequence_len is 257, must be 1 to 256: .* learned"):
             open_pool(model, num_blocks=4, max_sequence_len=257)
+
+
+def test_the_decoder_of_an_encoder_decoder_is_refused() -> None:
+    config = transformers.GPT2Config(
+        vocab_size=32, n_embd=16, n_layer=1, n_head=2, add_cross_attention=True, bos_token_id=1, eos_token_id=2
+    )
+    with pytest.raises(UnsupportedModel, match="has add_cross_attention: it keeps a second cache"):
+        PagedCache(transformers.GPT2LMHeadModel(config).eval(), num_blocks=4)

@@ -12,7 +12,7 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.errors import InvalidArgument, InvalidType, UnsupportedModel
 from looseleaf.integrations.transformers.attention import check_attention
 from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
 from looseleaf.integrations.transformers.switch import turn, use_attention
@@ -64,13 +64,18 @@ def bind(model: PreTrainedModel) -> Binding:
     Raises:
         InvalidType: no transformers model.
         InvalidArgument: the model is not in eval mode.
-        UnsupportedModel: it computes its attention itself, or has layers that see other tokens than all or the nearest.
+        UnsupportedModel: it computes its attention itself, has layers that see other tokens than all or the nearest, or
+            keeps a second cache for cross-attention.
     """
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model that generates")
     if model.training:
         raise InvalidArgument("model must be in eval mode; call model.eval() first")
     check_attention(model)
+    if getattr(model.config, "add_cross_attention", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has add_cross_attention: it keeps a second cache, for an encoder's output"
+        )
     binding = _BINDINGS.get(id(model))
     if binding is None or not binding.is_of(model):
         binding = _BINDINGS[id(model)] = Binding(model)
