@@ -141,6 +141,20 @@ def test_drafts_go_on_from_what_is_computed(
     assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
 
 
+def test_chunks_go_on_from_what_is_computed_or_say_why_not(
+    tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
+) -> None:
+    generate(tiny_model, cache, IDS)
+    assert cache.begin(IDS) == 32
+    expected = generate(tiny_model, None, IDS).tolist()
+    if cache_argument == "cache":
+        assert generate(tiny_model, cache, IDS, prefill_chunk_size=3).tolist() == expected
+    else:
+        with pytest.raises(InvalidArgument, match=r"prefill_chunk_size makes .* the cache has computed 32; leave"):
+            generate(tiny_model, cache, IDS, prefill_chunk_size=3)
+        assert generate(tiny_model, cache, IDS).tolist() == expected
+
+
 def test_only_keys_that_follow_from_the_ids_are_shared(
     tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
 ) -> None:

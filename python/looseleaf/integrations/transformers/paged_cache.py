@@ -309,8 +309,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             needs_weights = model.config.output_attentions or text_config(model).output_attentions
         if needs_weights:
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
-        if self._brings_all_columns(arguments):
-            arguments = without_first(arguments, self._rows.length)
+        arguments = self._new_columns(arguments)
         columns = columns_of(arguments, is_rope_steady=has_steady_rope(text_config(model)))
         self._rows.check_idle()
         try:
@@ -332,14 +331,24 @@ class PagedCache(Cache):  # type: ignore[misc]
             self._rows.roll_back()
         return output
 
-    def _brings_all_columns(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a pass brings the whole prompt of a generation, though the cache holds some of its columns.
+    def _new_columns(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a pass, without columns that the cache has computed.
 
-        Assisted decoding does that from 5.2x on, in its first pass. All others bring what is new.
+        All passes bring what is new, but for the first of a generation: from 5.2x on, assisted decoding brings the
+        whole prompt in it; up to 5.1x, `prefill_chunk_size` cuts the first chunk from the beginning of the prompt.
         """
         num_prompt_columns, self._num_prompt_columns = self._num_prompt_columns, None
-        input_ids = arguments.get("input_ids")
-        return num_prompt_columns is not None and input_ids is not None and input_ids.shape[1] >= num_prompt_columns
+        input_ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        if num_prompt_columns is None or input_ids is None:
+            return arguments
+        if input_ids.shape[1] >= num_prompt_columns:
+            return without_first(arguments, self._rows.length)
+        if mask is not None and mask.shape[-1] == input_ids.shape[1]:
+            raise InvalidArgument(
+                "prefill_chunk_size makes this version of transformers begin with the first column of the prompt, but "
+                f"the cache has computed {self._rows.length}; leave it away, or reset() first"
+            )
+        return arguments
 
     def on_generate(self, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Check that a prompt goes on from what the cache has computed, then run its generation.
