@@ -10,11 +10,13 @@ import transformers
 from tests.integrations.families import FAMILIES, SELF_ATTENDING, WINDOW, new_model
 
 from looseleaf import Engine, SamplingParams
-from looseleaf.errors import UnsupportedModel
+from looseleaf.errors import InvalidArgument, UnsupportedModel
 from looseleaf.integrations.transformers import PagedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from transformers import PreTrainedModel
 
     Generate = Callable[..., torch.Tensor]
 
@@ -103,3 +105,35 @@ def test_the_last_layer_cannot_attend_by_itself_unseen(monkeypatch: pytest.Monke
     with pytest.raises(UnsupportedModel, match=r"layers \[3\] of 4 did not attend"):
         generate(model, cache, torch.tensor([[3, 4, 5]]), max_new_tokens=1)
     assert cache.pool.stats().num_available == 8
+
+
+@pytest.mark.parametrize("open_pool", [PagedCache, Engine])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode", "opt", "roberta", "llama"])
+def test_no_sequence_outgrows_the_positions_that_were_learned(family: str, open_pool: Callable[..., object]) -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    models: dict[str, Callable[[], PreTrainedModel]] = FAMILIES | {
+        "opt": lambda: transformers.OPTForCausalLM(
+            transformers.OPTConfig(**sizes, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=256)
+        ),
+        "roberta": lambda: transformers.RobertaForCausalLM(
+            transformers.RobertaConfig(**sizes, intermediate_size=16, is_decoder=True, max_position_embeddings=258)
+        ),
+    }
+    model = models[family]().eval()
+    if not model._can_set_attn_implementation():
+        pytest.skip(f"{family} attends itself in this version of transformers")
+    for length in (256, None):
+        open_pool(model, num_blocks=4, max_sequence_len=length)
+    if family == "llama":
+        open_pool(model, num_blocks=4, max_sequence_len=257)
+    else:
+        with pytest.raises(InvalidArgument, match=r"max_sequence_len is 257, must be 1 to 256: .* learned"):
+            open_pool(model, num_blocks=4, max_sequence_len=257)
+
+
+def test_the_decoder_of_an_encoder_decoder_is_refused() -> None:
+    config = transformers.GPT2Config(
+        vocab_size=32, n_embd=16, n_layer=1, n_head=2, add_cross_attention=True, bos_token_id=1, eos_token_id=2
+    )
+    with pytest.raises(UnsupportedModel, match="has add_cross_attention: it keeps a second cache"):
+        PagedCache(transformers.GPT2LMHeadModel(config).eval(), num_blocks=4)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from looseleaf.errors import InvalidArgument
 from looseleaf.integrations.transformers import PagedCache
 
 if TYPE_CHECKING:
@@ -189,6 +190,46 @@ def test_the_model_is_as_it_was_without_the_cache(attention: str, generate: Gene
     assert set(vars(model)) == before
 
 
+def test_a_copy_of_a_model_takes_caches_of_its_own(
+    tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8], [8, 7, 6, 5]])
+    model = copy.deepcopy(tiny_model)
+    expected = generate(tiny_model, None, ids)
+    with PagedCache(model, num_blocks=8) as own:
+        for one, opened in ((model, own), (tiny_model, cache), (copy.deepcopy(model), None)):
+            assert generate(one, opened, ids).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("is_closed_first", [True, False])
+def test_others_may_wrap_forward_between_two_caches(is_closed_first: bool, generate: Generate) -> None:
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    expected = generate(model, None, ids).tolist()
+    first = PagedCache(model, num_blocks=8)
+    inner, calls = model.forward, []
+
+    def outer(*args: object, **options: object) -> object:
+        calls.append(1)
+        return inner(*args, **options)
+
+    model.forward = outer
+    if is_closed_first:
+        first.close()
+    second = PagedCache(model, num_blocks=8)
+    assert generate(model, second, ids).tolist() == expected
+    assert calls
+    if not is_closed_first:
+        assert generate(model, first, ids).tolist() == expected
+    first.close()
+    second.reset()
+    assert generate(model, second, ids).tolist() == expected
+    second.close()
+    assert model.forward is outer
+    assert generate(model, None, ids).tolist() == expected
+
+
 def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
     tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +250,40 @@ def test_an_interrupted_pass_leaves_model_and_cache_as_they_were(
         assert cache.get_seq_length() == 5
         cache.pool.manager.validate()
     assert generate(tiny_model, cache, ids).tolist() == expected.tolist()
+
+
+INSIDE: dict[str, Callable[[PreTrainedModel, PagedCache], object]] = {
+    "reset": lambda _, cache: cache.reset(),
+    "crop": lambda _, cache: cache.crop(-2),
+    "begin": lambda _, cache: cache.begin(torch.tensor([[5, 6]])),
+    "fork": lambda _, cache: cache.fork(),
+    "reorder": lambda _, cache: cache.reorder_cache(torch.tensor([0])),
+    "repeat": lambda _, cache: cache.batch_repeat_interleave(2),
+    "select": lambda _, cache: cache.batch_select_indices(torch.tensor([0])),
+    "close": lambda _, cache: cache.close(),
+    "pass": lambda model, cache: model(torch.tensor([[5]]), None, None, cache),
+}
+
+
+@pytest.mark.parametrize("call", INSIDE)
+@pytest.mark.parametrize("num_computed", [0, 5])
+def test_nothing_changes_the_rows_while_a_pass_runs(
+    num_computed: int, call: str, tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]])
+    if num_computed:
+        generate(tiny_model, cache, ids[:, :num_computed], max_new_tokens=1, min_new_tokens=1)
+    refused: list[str] = []
+
+    def try_it(*_: object) -> None:
+        hook.remove()
+        with pytest.raises(InvalidArgument, match="a forward pass of the cache runs") as caught:
+            INSIDE[call](tiny_model, cache)
+        refused.append(str(caught.value))
+
+    hook = tiny_model.model.layers[1].register_forward_hook(try_it)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("num_computed", [0, 5])

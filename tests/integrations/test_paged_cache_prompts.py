@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,28 @@ def test_begin_computes_only_what_no_prompt_before_has(
     assert generate(tiny_model, cache, third).tolist() == generate(tiny_model, None, third).tolist()
 
 
+def test_nobody_goes_on_from_embeddings(
+    tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
+) -> None:
+    with torch.inference_mode():
+        embeddings = tiny_model.get_input_embeddings()(IDS)
+    options = {"max_new_tokens": 4, "do_sample": False, cache_argument: cache}
+    tiny_model.generate(inputs_embeds=embeddings[:, :8], **options)
+    for arguments in ({"input_ids": IDS}, {"inputs_embeds": embeddings}):
+        with pytest.raises(InvalidArgument, match=r"the .* columns that .* came as inputs_embeds|the prompt comes as"):
+            tiny_model.generate(**arguments, **options)
+    cache.reset()
+    expected = generate(tiny_model, cache, IDS[:, :20], max_new_tokens=4)
+    for mask in (torch.ones(1, 40), torch.ones(1, 63)):
+        with pytest.raises(InvalidArgument, match=r"the prompt comes as inputs_embeds, .* computed 23 columns"):
+            tiny_model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    with pytest.raises(InvalidArgument, match="input_ids is missing"):
+        tiny_model.generate(**options)
+    assert cache.get_seq_length() == 23
+    ids = torch.cat((expected, IDS), dim=1)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
+
+
 def test_begin_computes_a_padded_batch_from_the_column_that_all_rows_have(
     tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
 ) -> None:
@@ -96,6 +119,42 @@ def test_begin_computes_a_padded_batch_from_the_column_that_all_rows_have(
     assert generate(tiny_model, cache, ids, attention_mask=mask).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("way", ["begin", "conversation"])
+@pytest.mark.parametrize("kind", ["prompt lookup", "assistant"])
+def test_drafts_go_on_from_what_is_computed(
+    kind: str, way: str, tiny_model: PreTrainedModel, cache: PagedCache, generate: Generate
+) -> None:
+    options: dict[str, Any] = {"eos_token_id": 258}  # one that does not come
+    said = generate(tiny_model, cache, IDS[:, :20], max_new_tokens=7, **options)
+    ids = torch.cat((said, said[:, 3:12]), dim=1)
+    if way == "begin":
+        assert cache.begin(ids) == 24
+    expected = generate(tiny_model, None, ids, **options)
+    if kind == "assistant":
+        options["assistant_model"] = copy.deepcopy(tiny_model)
+    else:
+        options["prompt_lookup_num_tokens"] = 3
+    got = generate(tiny_model, cache, ids, **options)
+    assert got.tolist() == expected.tolist()
+    assert cache.get_seq_length() < expected.shape[1]
+    ids = torch.cat((got, said[:, 3:12]), dim=1)
+    assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
+
+
+def test_chunks_go_on_from_what_is_computed_or_say_why_not(
+    tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
+) -> None:
+    generate(tiny_model, cache, IDS)
+    assert cache.begin(IDS) == 32
+    expected = generate(tiny_model, None, IDS).tolist()
+    if cache_argument == "cache":
+        assert generate(tiny_model, cache, IDS, prefill_chunk_size=3).tolist() == expected
+    else:
+        with pytest.raises(InvalidArgument, match=r"prefill_chunk_size makes .* the cache has computed 32; leave"):
+            generate(tiny_model, cache, IDS, prefill_chunk_size=3)
+        assert generate(tiny_model, cache, IDS).tolist() == expected
+
+
 def test_only_keys_that_follow_from_the_ids_are_shared(
     tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
 ) -> None:
@@ -106,6 +165,12 @@ def test_only_keys_that_follow_from_the_ids_are_shared(
         tiny_model(input_ids=IDS, position_ids=torch.arange(40)[None], **{cache_argument: cache})
     assert cache.begin(IDS) == 32
     assert generate(tiny_model, cache, IDS).tolist() == generate(tiny_model, None, IDS).tolist()
+
+
+def test_ids_by_position_are_shared_too(tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str) -> None:
+    with torch.inference_mode():
+        tiny_model(IDS, **{cache_argument: cache})
+    assert cache.begin(IDS) == 32
 
 
 def test_a_rope_that_changes_with_the_length_shares_nothing() -> None:
@@ -195,7 +260,9 @@ def test_a_cache_belongs_to_one_model_until_it_is_closed(
         generate(tiny_model, cache, IDS)
 
 
-def test_wrong_arguments_are_named(tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str) -> None:
+def test_wrong_arguments_are_named(
+    tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
+) -> None:
     with pytest.raises(InvalidType, match="model has type int"):
         PagedCache(3, num_blocks=4)
     with pytest.raises(InvalidArgument, match="num_blocks and memory"):
@@ -208,6 +275,16 @@ def test_wrong_arguments_are_named(tiny_model: PreTrainedModel, cache: PagedCach
     tiny_model.eval()
     with pytest.raises(InvalidArgument, match="output_attentions"):
         tiny_model(input_ids=IDS, output_attentions=True, **{cache_argument: cache})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_model.config, "_attn_implementation_internal", "eager")
+        patch.setattr(tiny_model.config, "output_attentions", True)
+        with pytest.raises(InvalidArgument, match="output_attentions"):
+            tiny_model(input_ids=IDS, **{cache_argument: cache})
+    with pytest.raises(InvalidArgument, match="use_cache is False"):
+        tiny_model(input_ids=IDS, use_cache=False, **{cache_argument: cache})
+    with pytest.raises(InvalidArgument, match="use_cache is False"):
+        generate(tiny_model, cache, IDS, use_cache=False)
+    assert cache.num_rows == 0
     with pytest.raises(EmptyPrompt):
         cache.begin(torch.tensor([[4, 5]]), torch.tensor([[0, 0]]))
     with torch.inference_mode():

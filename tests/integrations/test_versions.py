@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LISTS = sorted((Path(__file__).parent / "overlays").glob("*.txt"))
-FILES = ("test_paged_cache.py", "test_paged_cache_prompts.py", "test_model_families.py", "test_multimodal.py")
+FILES = (
+    "test_paged_cache.py",
+    "test_paged_cache_prompts.py",
+    "test_paged_cache_misuse.py",
+    "test_model_families.py",
+    "test_multimodal.py",
+)
 # Older versions import what newer versions of PyTorch deprecate.
 ALLOWED = "ignore:`torch.jit.script` is deprecated:FutureWarning"
 SHOW = "import transformers; print(transformers.__version__)"

@@ -10,9 +10,9 @@ import inspect
 import weakref
 from functools import partial, wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from looseleaf.errors import InvalidArgument, InvalidType
+from looseleaf.errors import InvalidArgument, InvalidType, UnsupportedModel
 from looseleaf.integrations.transformers.attention import check_attention
 from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
 from looseleaf.integrations.transformers.switch import turn, use_attention
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Binding", "Bound", "bind"]
 
-_MARK = "looseleaf_binding"
+_BINDINGS: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()  # by id of the model
 
 
 class Bound(Protocol):
     """What the wrapped methods ask of a cache."""
 
-    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def on_forward(
+        self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[Mapping[str, Any]], Any]
+    ) -> Any:  # noqa: ANN401
         """Run a forward pass of a model over the cache."""
 
-    def on_generate(self, arguments: Mapping[str, Any]) -> None:
-        """Check a prompt before its generation."""
+    def on_generate(self, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Check a prompt, then run its generation."""
 
 
 class Binding:
@@ -48,8 +50,8 @@ class Binding:
     def __init__(self, model: PreTrainedModel) -> None:
         """Wrap; users call `bind`."""
         self._model = weakref.ref(model)
-        before = {name: _wrap(model, name, around, weakref.ref(self)) for name, around in _AROUND.items()}
-        weakref.finalize(self, _unwrap, self._model, before)
+        wrapped = [_wrap(model, name, around, weakref.ref(self)) for name, around in _AROUND.items()]
+        weakref.finalize(self, _unwrap, self._model, wrapped)
 
     def is_of(self, model: PreTrainedModel) -> bool:
         """Whether this is the binding of that model."""
@@ -62,16 +64,22 @@ def bind(model: PreTrainedModel) -> Binding:
     Raises:
         InvalidType: no transformers model.
         InvalidArgument: the model is not in eval mode.
-        UnsupportedModel: it computes its attention itself, or has layers that see other tokens than all or the nearest.
+        UnsupportedModel: it computes its attention itself, has layers that see other tokens than all or the nearest, or
+            keeps a second cache for cross-attention.
     """
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise InvalidType(f"model has type {type(model).__name__}, must be a transformers model that generates")
     if model.training:
         raise InvalidArgument("model must be in eval mode; call model.eval() first")
     check_attention(model)
-    wrapped = getattr(vars(model).get("forward"), "__func__", None)
-    binding = getattr(wrapped, _MARK, lambda: None)()
-    return binding if isinstance(binding, Binding) and binding.is_of(model) else Binding(model)
+    if getattr(model.config, "add_cross_attention", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has add_cross_attention: it keeps a second cache, for an encoder's output"
+        )
+    binding = _BINDINGS.get(id(model))
+    if binding is None or not binding.is_of(model):
+        binding = _BINDINGS[id(model)] = Binding(model)
+    return binding
 
 
 def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -82,8 +90,8 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
     arguments = _named(type(model).forward, model, args, options)
     with use_attention(model, CACHE_ATTENTION_NAME) as windows:
 
-        def checked_run() -> Any:  # noqa: ANN401
-            output = run(*args, **options)
+        def checked_run(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+            output = run(**arguments)
             windows.check(model)
             return output
 
@@ -92,57 +100,73 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
 
 def _generate(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401
     cache = _cache_in(args, options)
-    if cache is not None:
-        cache.on_generate(_named(type(model).generate, model, args, options))
-    return run(*args, **options)
+    if cache is None:
+        return run(*args, **options)
+    return cache.on_generate(_named(type(model).generate, model, args, options), partial(run, *args, **options))
 
 
 _AROUND = {"forward": _forward, "generate": _generate}
 
 
 def _cache_in(args: tuple[Any, ...], options: Mapping[str, Any]) -> Bound | None:
-    """The paged cache among the arguments of a call."""
-    for value in (*(options.get(name) for name in CACHE_ARGUMENTS), *args):
-        if hasattr(value, "on_forward"):
-            found: Bound = value
-            return found
-    return None
+    """The paged cache among the arguments of a call.
+
+    Raises:
+        InvalidArgument: there is another cache beside it.
+    """
+    named = [options[name] for name in CACHE_ARGUMENTS if options.get(name) is not None]
+    paged: list[Bound] = [value for value in (*named, *args) if hasattr(value, "on_forward")]
+    if paged and any(other is not paged[0] for other in (*named, *paged)):
+        raise InvalidArgument(f"two caches are given by {' and '.join(CACHE_ARGUMENTS)}, which mean the same argument")
+    return paged[0] if paged else None
 
 
 def _named(function: Run, model: PreTrainedModel, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, Any]:
     """The arguments of a call by their names."""
     if not args:
         return options
-    bound = inspect.signature(function).bind_partial(model, *args, **options).arguments
-    extra: dict[str, Any] = bound.pop("kwargs", {})
-    return bound | extra
+    signature = inspect.signature(function)
+    _, *bound = signature.bind_partial(model, *args, **options).arguments.items()
+    named: dict[str, Any] = {}
+    for name, value in bound:
+        is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if is_rest else {name: value}
+    return named
 
 
-def _wrap(
-    model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]
-) -> MethodType | Any:  # noqa: ANN401 - whatever somebody else has put there
-    """Put a method of our own before one of the model's; returns what stood in the instance before."""
+class _Wrapped(NamedTuple):
+    """A method of a model, and what stood in the instance before."""
+
+    name: str
+    method: Any
+    before: Any
+
+
+def _wrap(model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]) -> _Wrapped:
+    """Put a method of our own before one of the model's."""
     before = vars(model).get(name)
     original = getattr(type(model), name)
 
     @wraps(original)
     def method(self: PreTrainedModel, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         run = partial(original, self) if before is None else before
+        alive = binding()
+        if alive is None or not alive.is_of(self):
+            return run(*args, **options)  # left inside a wrapper of somebody else, or copied with the model
         return around(self, run, args, options)
 
-    setattr(method, _MARK, binding)
     setattr(model, name, MethodType(method, model))  # bound to the instance, so that a copy of the model is its own
-    return before
+    return _Wrapped(name, method, before)
 
 
-def _unwrap(model_reference: weakref.ref[PreTrainedModel], before: Mapping[str, Any]) -> None:
+def _unwrap(model_reference: weakref.ref[PreTrainedModel], wrapped: list[_Wrapped]) -> None:
     model = model_reference()
     if model is None:
         return
-    for name, method in before.items():
-        if not hasattr(getattr(vars(model).get(name), "__func__", None), _MARK):
+    for name, method, before in wrapped:
+        if getattr(vars(model).get(name), "__func__", None) is not method:
             continue  # somebody has wrapped it again; what is inside passes every call on
-        if method is None:
+        if before is None:
             delattr(model, name)
         else:
-            setattr(model, name, method)
+            setattr(model, name, before)

@@ -48,5 +48,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: the pool is there."""
 
     def update(self, *_: object, **__: object) -> NoReturn:
-        """Refuse what does not come through the cache."""
-        raise InvalidArgument("a layer of a PagedCache is filled through the cache's own update()")
+        """Refuse what does not come through the cache, which has methods of the same names for all layers at once."""
+        raise InvalidArgument(
+            "a layer of a PagedCache has no tensors of its own: it changes with all others, through the cache's "
+            "methods, and stays on its device"
+        )
+
+    reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = offload = prefetch = update

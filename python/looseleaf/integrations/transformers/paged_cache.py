@@ -10,7 +10,15 @@ from transformers import Cache
 
 from looseleaf.errors import InvalidArgument, InvalidType
 from looseleaf.integrations.transformers.binding import Binding, bind
-from looseleaf.integrations.transformers.columns import columns_of, ids_of, mask_of
+from looseleaf.integrations.transformers.columns import (
+    columns_of,
+    ids_of,
+    indices_of,
+    integer_of,
+    mask_of,
+    shape_of_embeddings,
+    without_first,
+)
 from looseleaf.integrations.transformers.forward import Forward
 from looseleaf.integrations.transformers.layer import Layer
 from looseleaf.integrations.transformers.pool import cache_shape, new_pool
@@ -38,7 +46,9 @@ class PagedCache(Cache):  # type: ignore[misc]
       A block is copied when one of its holders writes into it.
     - Padding is not stored. It must be on the left, and the same in every call.
     - A prompt must begin with what the cache has computed, or `generate` raises `PromptMismatch`. `begin` goes over to
-      another prompt and keeps what the pool has cached of it.
+      another prompt and keeps what the pool has cached of it. Prompts of `inputs_embeds` begin with an empty cache.
+    - A cache belongs to one thread at a time. Threads with a cache each may share a model: its passes wait for each
+      other. While one runs, its cache refuses every call that would change its rows, `close` included.
 
     The model's `forward` and `generate` are wrapped while a cache of the model is open. A forward pass with this cache
     runs with an attention function that reads through block tables; without it the model is as it was. `close`, the end
@@ -80,7 +90,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             block_size: tokens of one block.
             max_sequences: rows that can be alive at once, over all forks; a reordered batch of beams needs up to twice
                 its rows for a moment.
-            max_sequence_len: tokens that a row may hold; None: what the model was made for, or 8192.
+            max_sequence_len: tokens that a row may hold; None: what the model was made for, or 8192. A model may go
+                beyond that with rotary embeddings, but not with learned positions.
 
         Raises:
             OutOfMemory: the device does not have so much memory.
@@ -107,6 +118,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Begin over these rows."""
         self._rows = rows
         self._forward: Forward | None = None
+        self._num_prompt_columns: int | None = None  # before the first pass of a generation that goes on
         # One object for every layer: they differ in nothing that transformers asks.
         super().__init__(layers=[Layer(rows)] * len(rows.pool.storage.layers))
 
@@ -135,7 +147,8 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             EmptyPrompt: a row has no token.
-            InvalidArgument: padding elsewhere than on the left, or an id below 0.
+            InvalidArgument, InvalidType: padding elsewhere than on the left, ids that are no tensor of integers from 0
+                on, or the cache is closed.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
 
         Example:
@@ -149,6 +162,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             >>> cache.begin(torch.tensor([[5, 6, 7, 8, 1, 2, 3]]))
             4
         """
+        self._check_open()
         self._rows.begin(ids_of(input_ids), mask_of(attention_mask))
         return self._rows.length
 
@@ -159,7 +173,9 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             TooManySequences: no place for as many rows again.
+            InvalidArgument: the cache is closed.
         """
+        self._check_open()
         other = object.__new__(PagedCache)
         other._binding = self._binding
         other._open(self._rows.fork())
@@ -213,30 +229,38 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             TooManySequences: no place for the forks.
-            InvalidArgument: there is no such row.
+            InvalidArgument, InvalidType: there is no such row, or none would be left.
         """
+        rows = indices_of(beam_idx, "beam_idx")
         if self._rows:
-            self._rows.select(beam_idx.tolist())
+            self._rows.select(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Put `repeats` rows in the place of each, as forks.
 
         Raises:
             TooManySequences: no place for the forks.
+            InvalidArgument, InvalidType: `repeats` is no number from 1 on.
         """
-        self._rows.select([row for row in range(self.num_rows) for _ in range(repeats)])
+        repeats = integer_of(repeats, "repeats")
+        if repeats < 1:
+            raise InvalidArgument(f"repeats is {repeats}, must be 1 or more")
+        if self._rows:
+            self._rows.select([row for row in range(self.num_rows) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order.
 
         Args:
-            indices: int64 [new rows], or bool [rows].
+            indices: int64 [new rows], from the end where negative, or bool [rows].
 
         Raises:
-            InvalidArgument: there is no such row.
+            TooManySequences: no place for the forks of rows that are taken more than once.
+            InvalidArgument, InvalidType: there is no such row, or none would be left.
         """
+        rows = indices_of(indices, "indices", num_flags=self.num_rows)
         if self._rows:
-            self._rows.select(torch.arange(self.num_rows)[indices.cpu()].tolist())
+            self._rows.select([row if row >= 0 else row + self.num_rows for row in rows])
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop columns at the end, exactly.
@@ -247,10 +271,10 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises:
             InvalidArgument: a positive number in a later version.
+            InvalidType: no integer.
         """
-        length = cropped_length(tokens_to_remove, self._rows.length)
-        if length < self._rows.length:
-            self._rows.crop(length)
+        tokens_to_remove = integer_of(tokens_to_remove, "tokens_to_remove")
+        self._rows.crop(cropped_length(tokens_to_remove, self._rows.length))
 
     def reset(self) -> None:
         """Give up all rows. What they computed stays in the prefix cache of the pool until its blocks are needed."""
@@ -258,13 +282,15 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     # What the model's wrapped methods call.
 
-    def on_forward(self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def on_forward(
+        self, model: PreTrainedModel, arguments: Mapping[str, Any], run: Callable[[Mapping[str, Any]], Any]
+    ) -> Any:  # noqa: ANN401
         """Run a forward pass of the model over the cache; one that fails leaves the cache as it was.
 
         Args:
             model: whose pass it is.
             arguments: of the pass, by their names.
-            run: runs it.
+            run: runs it with such arguments.
 
         Returns:
             What the model returns.
@@ -276,11 +302,18 @@ class PagedCache(Cache):  # type: ignore[misc]
         """
         if self._binding is None or not self._binding.is_of(model):
             raise InvalidArgument(f"the cache is closed, or of another model than this {type(model).__name__}")
-        if arguments.get("output_attentions"):
+        if arguments.get("use_cache") is False:
+            raise InvalidArgument("use_cache is False, but the pass would fill the cache; leave one of the two away")
+        needs_weights = arguments.get("output_attentions")
+        if needs_weights is None:
+            needs_weights = model.config.output_attentions or text_config(model).output_attentions
+        if needs_weights:
             raise InvalidArgument("output_attentions is True: attention through block tables forms no weights")
+        arguments = self._new_columns(arguments)
         columns = columns_of(arguments, is_rope_steady=has_steady_rope(text_config(model)))
-        step = self._rows.prepare(columns)
+        self._rows.check_idle()
         try:
+            step = self._rows.prepare(columns)
             packed = self._rows.packed
             self._forward = Forward(
                 step,
@@ -290,7 +323,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 num_layers=len(self.layers),
                 name=type(model).__name__,
             )
-            output = run()
+            output = run(arguments)
             self._forward.check_complete()
             self._rows.commit()
         finally:
@@ -298,24 +331,66 @@ class PagedCache(Cache):  # type: ignore[misc]
             self._rows.roll_back()
         return output
 
-    def on_generate(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a prompt goes on from what the cache has computed.
+    def _new_columns(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a pass, without columns that the cache has computed.
+
+        All passes bring what is new, but for the first of a generation: from 5.2x on, assisted decoding brings the
+        whole prompt in it; up to 5.1x, `prefill_chunk_size` cuts the first chunk from the beginning of the prompt.
+        """
+        num_prompt_columns, self._num_prompt_columns = self._num_prompt_columns, None
+        input_ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        if num_prompt_columns is None or input_ids is None:
+            return arguments
+        if input_ids.shape[1] >= num_prompt_columns:
+            return without_first(arguments, self._rows.length)
+        if mask is not None and mask.shape[-1] == input_ids.shape[1]:
+            raise InvalidArgument(
+                "prefill_chunk_size makes this version of transformers begin with the first column of the prompt, but "
+                f"the cache has computed {self._rows.length}; leave it away, or reset() first"
+            )
+        return arguments
+
+    def on_generate(self, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Check that a prompt goes on from what the cache has computed, then run its generation.
 
         Args:
             arguments: of `generate`, by their names.
+            run: runs it.
+
+        Returns:
+            What `generate` returns.
 
         Raises:
             PromptMismatch: it does not.
-            InvalidArgument: the rows cannot belong to each other, or the cache has computed the whole prompt.
+            InvalidArgument: the rows cannot belong to each other, the cache has computed the whole prompt, or nobody
+                can tell, because one of the two came as embeddings.
         """
-        prompt = arguments.get("inputs")
-        prompt = arguments.get("input_ids") if prompt is None else prompt
-        if prompt is None or arguments.get("inputs_embeds") is not None:
-            return
-        mask = arguments.get("attention_mask")
-        self._rows.check_prompt(ids_of(prompt), is_whole=mask is None or mask.shape[1] == prompt.shape[1])
+        if not self._rows.length:
+            return run()
+        embeddings = arguments.get("inputs_embeds")
+        given = (embeddings, arguments.get("inputs"), arguments.get("input_ids"))
+        prompt = next((tensor for tensor in given if tensor is not None), None)
+        if prompt is None:
+            raise InvalidArgument(
+                f"input_ids is missing: the cache has computed {self._rows.length} columns of a prompt"
+            )
+        token_ids = ids_of(prompt) if embeddings is None else None
+        num_rows, num_columns = shape_of_embeddings(embeddings) if token_ids is None else token_ids.shape
+        mask = mask_of(arguments.get("attention_mask"))
+        is_whole = mask is None or mask.shape[1] == num_columns
+        self._rows.check_prompt(token_ids, num_rows=num_rows, num_columns=num_columns, is_whole=is_whole)
+        self._num_prompt_columns = num_columns if is_whole else None
+        try:
+            return run()
+        finally:
+            self._num_prompt_columns = None
+
+    def _check_open(self) -> None:
+        if self._binding is None:
+            raise InvalidArgument("the cache is closed")
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(

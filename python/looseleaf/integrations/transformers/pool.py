@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from looseleaf.cache import PagedKVCache
 from looseleaf.config import ModelShape
+from looseleaf.errors import InvalidArgument
+from looseleaf.integrations.transformers.columns import integer_of
 from looseleaf.integrations.transformers.versions import text_config
 
 if TYPE_CHECKING:
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["cache_shape", "new_pool"]
 
 _MAX_SEQUENCE_LEN = 8192
+
+# What the families call their embeddings of positions.
+_POSITION_TABLES = frozenset({"wpe", "embed_positions", "position_embeddings", "positions_embed"})
 
 
 def cache_shape(model: PreTrainedModel, *, max_sequence_len: int | None) -> tuple[ModelShape, int]:
@@ -27,13 +34,36 @@ def cache_shape(model: PreTrainedModel, *, max_sequence_len: int | None) -> tupl
         The shape and that length.
 
     Raises:
-        InvalidArgument, InvalidType: the model's configuration lacks keys, or its dtype cannot be that of a cache.
+        InvalidArgument, InvalidType: the model's configuration lacks keys, its dtype cannot be that of a cache, or it
+            has learned fewer positions than `max_sequence_len`.
         UnsupportedModel: not every layer keeps keys and values of one shape.
     """
     shape = ModelShape.from_config(text_config(model), dtype=str(model.dtype))
+    num_positions = _num_learned_positions(model)
+    max_sequence_len = None if max_sequence_len is None else integer_of(max_sequence_len, "max_sequence_len")
     if max_sequence_len is None:
         max_sequence_len = shape.max_sequence_len or _MAX_SEQUENCE_LEN
+        return shape, max_sequence_len if num_positions is None else min(max_sequence_len, num_positions)
+    if num_positions is not None and max_sequence_len > num_positions:
+        raise InvalidArgument(
+            f"max_sequence_len is {max_sequence_len}, must be 1 to {num_positions}: {type(model).__name__} has learned "
+            "no more positions"
+        )
     return shape, max_sequence_len
+
+
+def _num_learned_positions(model: PreTrainedModel) -> int | None:
+    """Positions that a model has an embedding for, beyond which it would fail; None: it computes any position."""
+    tables = [
+        module
+        for name, module in model.get_decoder().named_modules()
+        if name.rpartition(".")[2] in _POSITION_TABLES and isinstance(module, nn.Embedding)
+    ]
+    # Some begin behind an offset, some behind the index of their padding.
+    firsts = [
+        getattr(table, "offset", 0) + (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables
+    ]
+    return min((table.num_embeddings - first for table, first in zip(tables, firsts, strict=True)), default=None)
 
 
 def new_pool(

@@ -54,12 +54,23 @@ class BatchRows:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def check_idle(self) -> None:
+        """Refuse what must not come in the middle of a forward pass, whose tokens the sequences hold already.
+
+        Raises:
+            InvalidArgument: a step is prepared, and neither committed nor rolled back.
+        """
+        if self._plan is not None:
+            raise InvalidArgument("a forward pass of the cache runs; wait until it has ended")
+
     def fork(self) -> BatchRows:
         """Rows that share all computed tokens with these. Copies nothing until one of them writes.
 
         Raises:
             TooManySequences: no place for as many sequences again.
+            InvalidArgument: a forward pass runs.
         """
+        self.check_idle()
         other = BatchRows(self.pool)
         other._keep(_forks(self._sequences))
         other.length, other._padding = self.length, self._padding
@@ -72,8 +83,11 @@ class BatchRows:
 
         Raises:
             TooManySequences: no place for the forks.
-            InvalidArgument: there is no such row.
+            InvalidArgument: there is no such row, no row would be left, or a forward pass runs.
         """
+        self.check_idle()
+        if not indices:
+            raise InvalidArgument(f"no row of {len(self)} would be left; reset() empties the cache")
         wrong = [index for index in indices if not 0 <= index < len(self)]
         if wrong:
             raise InvalidArgument(f"the cache has {len(self)} rows, there is no row {wrong[0]}")
@@ -99,17 +113,26 @@ class BatchRows:
             self._token_ids = self._token_ids[places]
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` columns."""
+        """Keep the first `length` columns.
+
+        Raises:
+            InvalidArgument: a forward pass runs.
+        """
+        self.check_idle()
         padding = np.minimum(self._padding, length)
         for sequence, num_tokens in zip(self._sequences, (length - padding).tolist(), strict=True):
             sequence.truncate(num_tokens)
         self.length, self._padding = length, padding
 
     def release(self) -> None:
-        """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed."""
+        """Give up all rows. What they computed stays in the pool's prefix cache until its blocks are needed.
+
+        Raises:
+            InvalidArgument: a forward pass runs.
+        """
+        self.check_idle()
         for sequence in self._sequences:
             sequence.release()
-        self._plan = None
         self._clear()
 
     def begin(self, token_ids: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> None:
@@ -123,9 +146,10 @@ class BatchRows:
 
         Raises:
             EmptyPrompt: a row has no token.
-            InvalidArgument: padding elsewhere than on the left, or an id that cannot be.
+            InvalidArgument: padding elsewhere than on the left, an id that cannot be, or a forward pass runs.
             OutOfBlocks, TooManySequences: the new rows do not fit beside the old ones. Nothing has changed.
         """
+        self.check_idle()
         padding = left_padding(mask, token_ids.shape[0], token_ids.shape[1])
         if not token_ids.size or (padding == token_ids.shape[1]).any():
             raise EmptyPrompt
@@ -146,27 +170,38 @@ class BatchRows:
         self.length, self._padding = length, np.minimum(padding, length)
         self._token_ids = token_ids[:, :length].copy()
 
-    def check_prompt(self, token_ids: NDArray[np.int64], *, is_whole: bool) -> None:
-        """Check that a prompt goes on from what is computed, as far as the ids of that are known.
+    def check_prompt(
+        self, token_ids: NDArray[np.int64] | None, *, num_rows: int, num_columns: int, is_whole: bool
+    ) -> None:
+        """Check that a prompt goes on from what is computed.
 
         Args:
-            token_ids: [rows, columns]; a batch that is still to be expanded has fewer rows.
+            token_ids: [num_rows, num_columns]; None: not known.
+            num_rows: of the prompt; a batch that is still to be expanded has fewer rows.
+            num_columns: of the prompt.
             is_whole: the prompt has all columns from the first on; False: only new ones.
 
         Raises:
             PromptMismatch: it does not.
-            InvalidArgument: the rows cannot belong to each other.
+            InvalidArgument: the rows cannot belong to each other, or ids are not known.
         """
-        if not self.length:
-            return
-        num_rows, num_columns = token_ids.shape
         if not num_rows or len(self) % num_rows:
             raise InvalidArgument(
                 f"the prompt has {num_rows} rows, the cache {len(self)}; batch_repeat_interleave() makes more of them, "
                 "reset() empties the cache"
             )
-        if not is_whole or self._token_ids is None:
+        if token_ids is None:
+            raise InvalidArgument(
+                f"the prompt comes as inputs_embeds, but the cache has computed {self.length} columns, of which nobody "
+                "can tell whether it begins with them; reset() empties the cache"
+            )
+        if not is_whole:
             return
+        if self._token_ids is None:
+            raise InvalidArgument(
+                f"the {self.length} columns that the cache has computed came as inputs_embeds: nobody can tell whether "
+                "the prompt begins with them; reset() empties the cache"
+            )
         given = token_ids.repeat(len(self) // num_rows, axis=0)[:, : self.length]
         columns = np.arange(given.shape[1])
         differs = (given != self._token_ids[:, : given.shape[1]]) & (columns >= self._padding[:, None])
@@ -180,7 +215,7 @@ class BatchRows:
             )
 
     def prepare(self, columns: Columns) -> Step:
-        """Prepare the step of a forward pass; `commit` or `roll_back` ends it.
+        """Prepare the step of a forward pass while none is prepared; `commit` or `roll_back` ends it.
 
         Args:
             columns: the new ones.
