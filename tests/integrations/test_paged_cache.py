@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +202,31 @@ def test_a_copy_of_a_model_takes_caches_of_its_own(
     with PagedCache(model, num_blocks=8) as own:
         for one, opened in ((model, own), (tiny_model, cache), (copy.deepcopy(model), None)):
             assert generate(one, opened, ids).tolist() == expected.tolist()
+
+
+def test_threads_open_and_close_caches_of_one_model(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    before = set(vars(model))
+    ids = torch.tensor([[5, 6, 7]])
+    expected = generate(model, None, ids, max_new_tokens=2).tolist()
+    together = threading.Barrier(4, timeout=20)
+    monkeypatch.setattr("looseleaf.integrations.transformers.binding.check_attention", lambda _: together.wait())
+
+    def answer(_: int) -> list[list[int]]:
+        with PagedCache(model, num_blocks=4) as cache:
+            together.wait()
+            answered: list[list[int]] = generate(model, cache, ids, max_new_tokens=2).tolist()
+        return answered
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(answer, range(80))) == [expected] * 80
+    finally:
+        sys.setswitchinterval(interval)
+    assert set(vars(model)) == before
 
 
 @pytest.mark.parametrize("is_closed_first", [True, False])

@@ -7,6 +7,7 @@ that pass: before and after it the model is as it was.
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
 from functools import partial, wraps
 from types import MethodType
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Binding", "Bound", "bind"]
 
+_MARK = "looseleaf_wrapped"
+_LOCK = threading.RLock()  # one thread wraps or unwraps; again by the same one, which may meet a finalizer in between
 _BINDINGS: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()  # by id of the model
 
 
@@ -76,9 +79,10 @@ def bind(model: PreTrainedModel) -> Binding:
         raise UnsupportedModel(
             f"{type(model).__name__} has add_cross_attention: it keeps a second cache, for an encoder's output"
         )
-    binding = _BINDINGS.get(id(model))
-    if binding is None or not binding.is_of(model):
-        binding = _BINDINGS[id(model)] = Binding(model)
+    with _LOCK:
+        binding = _BINDINGS.get(id(model))
+        if binding is None or not binding.is_of(model):
+            binding = _BINDINGS[id(model)] = Binding(model)
     return binding
 
 
@@ -145,6 +149,8 @@ class _Wrapped(NamedTuple):
 def _wrap(model: PreTrainedModel, name: str, around: Callable[..., Any], binding: weakref.ref[Binding]) -> _Wrapped:
     """Put a method of our own before one of the model's."""
     before = vars(model).get(name)
+    while (inner := _wrapped(before)) is not None:
+        before = inner.before  # its binding has ended in another thread just now, or is of what the model is a copy of
     original = getattr(type(model), name)
 
     @wraps(original)
@@ -155,18 +161,28 @@ def _wrap(model: PreTrainedModel, name: str, around: Callable[..., Any], binding
             return run(*args, **options)  # left inside a wrapper of somebody else, or copied with the model
         return around(self, run, args, options)
 
+    wrapped = _Wrapped(name, method, before)
+    setattr(method, _MARK, wrapped)
     setattr(model, name, MethodType(method, model))  # bound to the instance, so that a copy of the model is its own
-    return _Wrapped(name, method, before)
+    return wrapped
+
+
+def _wrapped(method: object) -> _Wrapped | None:
+    """What a method of an instance is to us, if it is one of ours and not only marked like one."""
+    function = getattr(method, "__func__", None)
+    wrapped: _Wrapped | None = getattr(function, _MARK, None)
+    return wrapped if wrapped is not None and wrapped.method is function else None
 
 
 def _unwrap(model_reference: weakref.ref[PreTrainedModel], wrapped: list[_Wrapped]) -> None:
     model = model_reference()
     if model is None:
         return
-    for name, method, before in wrapped:
-        if getattr(vars(model).get(name), "__func__", None) is not method:
-            continue  # somebody has wrapped it again; what is inside passes every call on
-        if before is None:
-            delattr(model, name)
-        else:
-            setattr(model, name, before)
+    with _LOCK:
+        for ours in wrapped:
+            if _wrapped(vars(model).get(ours.name)) is not ours:
+                continue  # somebody has wrapped it again; what is inside passes every call on
+            if ours.before is None:
+                delattr(model, ours.name)
+            else:
+                setattr(model, ours.name, ours.before)
