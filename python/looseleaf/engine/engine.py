@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -219,7 +219,8 @@ class Engine:
     ) -> AsyncGenerator[TokenEvent, None]:
         """Answer prompts, token by token, beside other tasks: steps run in a thread of the engine's own.
 
-        Tasks that stream at the same time share one batch. Cancelling one drops its requests only.
+        Tasks that stream at the same time share one batch. Cancelling one drops its requests only; what
+        they hold is given back at the end of the step that runs.
 
         Args, Returns, Raises: as `stream`, with an asynchronous iterator.
         """
@@ -243,14 +244,22 @@ class Engine:
 
     async def _run_async(self, requests: list[Request]) -> AsyncGenerator[TokenEvent, None]:
         stream = Stream(requests, self._tokenizer, with_text=True)
-        loop = asyncio.get_running_loop()
+        pull: Future[list[TokenEvent] | None] | None = None
         try:
             self._opened.append(stream)
-            while (events := await loop.run_in_executor(self._executor, self._pull, stream)) is not None:
+            while True:
+                pull = self._executor.submit(self._pull, stream)
+                events = await asyncio.wrap_future(pull)
+                if events is None:
+                    return
                 for event in events:
                     yield event
         finally:
             self._close(stream)
+            if (
+                pull is not None and not pull.done()
+            ):  # cancelled in the middle of a step, at whose end its blocks are free
+                await asyncio.wait([asyncio.wrap_future(pull)])
 
     def _pull(self, stream: Stream) -> list[TokenEvent] | None:
         """Events of a stream, those of one step at most, perhaps none; None at its end."""
