@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 from tests.engine.fake_model import FakeModel, assert_all_free, new_cache, new_loop, new_requests, run
-from transformers import LlamaConfig, LlamaForCausalLM, NoRepeatNGramLogitsProcessor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+)
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.engine.beam import BeamSearch
@@ -157,6 +162,26 @@ def test_what_changes_logits_changes_each_beam(
     plain = [theirs(small_model, prompt, **beams) for prompt in prompts]
     assert found != plain
     assert engine.cache.stats().num_available == 60
+
+
+@pytest.mark.parametrize("num_beams", [2, 3])
+def test_a_beam_without_a_way_on_does_not_end_the_others(small_model: PreTrainedModel, num_beams: int) -> None:
+    tree = {(): [5, 7], (5,): [8], (5, 8): [9], (5, 8, 9): [10], (7,): [3]}  # nothing follows 7, 3
+
+    class Tree:
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            allowed = torch.full_like(scores, -torch.inf)
+            for row, ids in enumerate(input_ids[:, 2:].tolist()):
+                places = tree.get(tuple(ids), [])
+                allowed[row, places] = scores[row, places]
+            return allowed
+
+    options = {"logits_processor": LogitsProcessorList([Tree()]), "max_new_tokens": 4}
+    expected = theirs(small_model, [1, 4], num_beams=num_beams, **options)
+    params = SamplingParams(max_tokens=4, num_beams=num_beams, logits_processors=[Tree()])
+    (result,) = Engine(small_model, num_blocks=60, block_size=4).generate([[1, 4]], params)
+    assert (result.error, [result.token_ids]) == (None, expected)
+    assert expected == [[5, 8, 9, 10]]
 
 
 def test_a_processor_that_raises_for_a_beam_ends_its_search_only(small_model: PreTrainedModel) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
+import warnings
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
@@ -12,16 +15,18 @@ import pytest
 from tests.engine.test_engine import assert_all_free
 
 from looseleaf import Engine, SamplingParams
+from looseleaf.engine.loop import Loop
 from looseleaf.engine.output import Output
 from looseleaf.errors import LooseleafError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from looseleaf.engine import TokenEvent
+    from looseleaf.engine.request import Request
 
 
 def calling(hook: Callable[[], object], **params: object) -> SamplingParams:
@@ -172,3 +177,80 @@ def test_a_stop_string_that_came_before_a_failing_step_ends_the_answer(
     assert events[-1].result is not None
     assert (events[-1].result.finish_reason, events[-1].result.error) == ("stop", None)
     assert_all_free(engine)
+
+
+def test_a_stream_that_opens_and_closes_while_another_is_dropped_leaves_nothing(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    abort, calls = Loop.abort, 0
+
+    def opening_another(loop: Loop, requests: list[Request]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            with pytest.raises(LooseleafError, match="inside a step"):
+                next(engine.stream([[7, 8]], params))
+        abort(loop, requests)
+
+    first = engine.stream([[3, 4]], params)
+    next(first)
+    monkeypatch.setattr(Loop, "abort", opening_another)
+    first.close()
+    for _ in range(3):
+        engine.generate([[5, 6]], params)
+        assert engine.report().num_requests == 1, "each run is a run of its own"
+    assert_all_free(engine)
+
+
+def test_an_iterator_that_is_left_with_its_event_loop_closed_gives_back_its_blocks(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+
+    async def begin() -> AsyncGenerator[TokenEvent, None]:
+        events = engine.stream_async([[3, 4]], SamplingParams(max_tokens=100, ignore_eos=True))
+        await anext(events)
+        return events
+
+    loop = asyncio.new_event_loop()
+    events = loop.run_until_complete(begin())
+    loop.close()
+    assert engine.cache.stats().num_sequences == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, for the loop that is closed
+        del events
+        gc.collect()
+    assert_all_free(engine)
+    engine.generate([[5, 6]], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert engine.report().num_requests == 1
+
+
+FORKED = """
+import asyncio, os, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from looseleaf import Engine, SamplingParams
+
+config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+engine = Engine(LlamaForCausalLM(config).eval(), num_blocks=8)
+
+async def run():
+    return [event async for event in engine.stream_async([[5]], SamplingParams(max_tokens=2, ignore_eos=True))]
+
+async def limited():
+    return await asyncio.wait_for(run(), 30)
+
+torch.set_num_threads(1)
+asyncio.run(run())
+if os.fork() == 0:
+    try:
+        asyncio.run(limited())
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_process_is_told_and_does_not_wait() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "ForkedProcess\n"

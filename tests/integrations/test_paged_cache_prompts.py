@@ -141,6 +141,22 @@ def test_drafts_go_on_from_what_is_computed(
     assert generate(tiny_model, cache, ids).tolist() == generate(tiny_model, None, ids).tolist()
 
 
+@pytest.mark.parametrize("kind", ["prompt lookup", "assistant"])
+def test_more_drafts_than_columns_that_are_computed(
+    kind: str, tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
+) -> None:
+    ids = IDS[:, :5].repeat(1, 4)
+    with torch.inference_mode():
+        tiny_model(input_ids=ids[:, :2], **{cache_argument: cache})
+    options: dict[str, Any] = {"eos_token_id": 258, "max_new_tokens": 12}
+    expected = generate(tiny_model, None, ids, **options)
+    if kind == "assistant":
+        options["assistant_model"] = copy.deepcopy(tiny_model)
+    else:
+        options["prompt_lookup_num_tokens"] = 5
+    assert generate(tiny_model, cache, ids, **options).tolist() == expected.tolist()
+
+
 def test_chunks_go_on_from_what_is_computed_or_say_why_not(
     tiny_model: PreTrainedModel, cache: PagedCache, cache_argument: str, generate: Generate
 ) -> None:

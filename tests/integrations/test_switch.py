@@ -22,6 +22,8 @@ from transformers import (
 from looseleaf import Engine, SamplingParams
 from looseleaf.errors import UnsupportedModel
 from looseleaf.integrations.transformers import PagedCache
+from looseleaf.integrations.transformers.attention import ATTENTION_NAME
+from looseleaf.integrations.transformers.switch import run_with_attention, turn
 from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -169,3 +171,41 @@ def test_a_window_that_layers_name_is_not_refused(one_thread: None) -> None:  # 
     prompt = list(range(20))
     model.set_attn_implementation("eager")
     assert plain(model, prompt) == on_pages(model, prompt) == by_engine(Engine(model, num_blocks=32), prompt)
+
+
+def test_an_interrupt_anywhere_leaves_the_setting_and_the_lock_as_they_were(model: PreTrainedModel) -> None:
+    before = model.config._attn_implementation
+    points = 0
+
+    def attempt(number: int) -> bool:
+        """Whether the pass ended before the function call of this number, where an interrupt comes."""
+        nonlocal points
+        points = 0
+
+        def interrupt(_frame: object, event: str, _argument: object) -> None:
+            nonlocal points
+            if event in ("call", "return", "c_return"):
+                points += 1
+                if points == number:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            run_with_attention(model, ATTENTION_NAME, lambda windows: windows.check(model))
+        except KeyboardInterrupt as error:
+            kept.append(error)  # with its traceback, as an interactive session does
+            return False
+        finally:
+            sys.setprofile(None)
+        return True
+
+    kept: list[BaseException] = []
+    number = 1
+    while not attempt(number):
+        assert model.config._attn_implementation == before, number
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(turn(model).acquire, timeout=5).result(), number
+            threads.submit(turn(model).release).result()
+        number += 1
+    assert len(kept) > 10

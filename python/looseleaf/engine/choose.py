@@ -114,7 +114,9 @@ class _Chooser:
         except Exception as error:  # noqa: BLE001 - the caller's code; it becomes the request's error
             self._choices.failed.append((request, error))
             return
-        if not bool(torch.isfinite(logprobs.amax(dim=-1)).all()):
+        peaks = logprobs.amax(dim=-1)
+        # A beam without a way on ends there; the others go on.
+        if bool(peaks.isnan().any() | peaks.isposinf().any() | peaks.isneginf().all()):
             self._choices.failed.append((request, no_choice()))
             return
         self._choices.beams[request.arrival] = request.beam.advance(logprobs)

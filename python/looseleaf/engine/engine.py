@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from looseleaf.cache.swap import SwapSpace
@@ -22,7 +23,7 @@ from looseleaf.integrations.transformers.versions import steady_rope_len, text_c
 from looseleaf.sizing import bytes_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -224,7 +225,11 @@ class Engine:
 
         Args, Returns, Raises: as `stream`, with an asynchronous iterator.
         """
-        return self._run_async(self._prompts.requests(prompts, params))
+        stream = Stream(self._prompts.requests(prompts, params), self._tokenizer, with_text=True)
+        events = self._run_async(stream)
+        # An event loop that is closed no longer closes the iterators that are left.
+        weakref.finalize(events, self._close, stream).atexit = False
+        return events
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType("an Engine has a pool and running requests, it cannot be copied or pickled; make another one")
@@ -242,8 +247,8 @@ class Engine:
         finally:
             self._close(stream)
 
-    async def _run_async(self, requests: list[Request]) -> AsyncGenerator[TokenEvent, None]:
-        stream = Stream(requests, self._tokenizer, with_text=True)
+    async def _run_async(self, stream: Stream) -> AsyncGenerator[TokenEvent, None]:
+        self._cache.stats()  # raises in a forked process, which has no thread of the executor
         pull: Future[list[TokenEvent] | None] | None = None
         try:
             self._opened.append(stream)
@@ -262,13 +267,31 @@ class Engine:
                 await asyncio.wait([asyncio.wrap_future(pull)])
 
     def _pull(self, stream: Stream) -> list[TokenEvent] | None:
-        """Events of a stream, those of one step at most, perhaps none; None at its end."""
-        with self._exclusive():
-            events = self._take(stream)
-            if events or not stream.outputs:
-                return events or None
-            self._deliver(self._loop.step())
-            return self._take(stream)
+        """Events of a stream, those of one step at most, perhaps none; None at its end. An error aborts all streams."""
+        try:
+            with self._lock:
+                if self._is_busy:
+                    raise LooseleafError("called from inside a step of this engine; call it afterwards")
+                try:
+                    self._is_busy = True
+                    self._take_over()
+                    events = self._take(stream)
+                    if events or not stream.outputs:
+                        return events or None
+                    self._deliver(self._loop.step())
+                    return self._take(stream)
+                except BaseException:
+                    self._abort_all()
+                    raise
+                finally:
+                    self._is_busy = False
+        finally:
+            self._drop_closed()
+
+    def _abort_all(self) -> None:
+        for stream in self._streams:
+            self._loop.abort(stream.unfinished)
+            stream.news.update(dict.fromkeys(stream.unfinished))
 
     def _take(self, stream: Stream) -> list[TokenEvent]:
         events, stopped = stream.take()
@@ -278,28 +301,9 @@ class Engine:
 
     def _close(self, stream: Stream) -> None:
         """Drop a stream now, or after the step that runs: a generator is closed wherever it is collected."""
-        self._closed.append(stream)
-        self._drop_closed()
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Nobody else is at work, and what was opened or closed before is taken over. An error aborts all streams."""
-        try:
-            with self._lock:
-                if self._is_busy:
-                    raise LooseleafError("called from inside a step of this engine; call it afterwards")
-                self._is_busy = True
-                try:
-                    self._take_over()
-                    yield
-                except BaseException:
-                    for stream in self._streams:
-                        self._loop.abort(stream.unfinished)
-                        stream.news.update(dict.fromkeys(stream.unfinished))
-                    raise
-                finally:
-                    self._is_busy = False
-        finally:
+        if not stream.is_closed:
+            stream.is_closed = True
+            self._closed.append(stream)
             self._drop_closed()
 
     def _drop_closed(self) -> None:
@@ -308,8 +312,8 @@ class Engine:
             try:
                 if self._is_busy:
                     return  # called in the middle of a step, by its own thread
-                self._is_busy = True
                 try:
+                    self._is_busy = True
                     self._take_over()
                 finally:
                     self._is_busy = False
@@ -319,6 +323,9 @@ class Engine:
     def _take_over(self) -> None:
         while self._opened:
             stream = self._opened[0]
+            if stream.is_closed:
+                self._opened.popleft()
+                continue
             if not self._streams:
                 self._loop.meter, self._reported = self._new_meter(), []
             self._streams.append(stream)

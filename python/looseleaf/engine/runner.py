@@ -8,7 +8,7 @@ import torch
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
 from looseleaf.integrations.transformers.attention import ATTENTION_NAME, check_attention
-from looseleaf.integrations.transformers.switch import use_attention
+from looseleaf.integrations.transformers.switch import run_with_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,15 +62,15 @@ class Runner:
         """
         if self._model.training:
             raise InvalidArgument(f"{self._name} is in training mode; call model.eval() first")
-        with use_attention(self._model, ATTENTION_NAME) as windows:
-            if self._is_checked and self.graphs is not None and rows is None:
-                logits = self.graphs.forward(step)
-                if logits is not None:
-                    return logits
-            rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
-            if self._is_checked:
-                return self._call(step, rows, step)
-            return self._call_checked(step, rows, windows)
+        return run_with_attention(self._model, ATTENTION_NAME, lambda windows: self._run(step, rows, windows))
+
+    def _run(self, step: Step, rows: Tensor | None, windows: Windows) -> Tensor:
+        if self._is_checked and self.graphs is not None and rows is None:
+            logits = self.graphs.forward(step)
+            if logits is not None:
+                return logits
+        rows = step.last_rows if rows is None else rows.to(step.last_rows.device, non_blocking=True)
+        return self._call(step, rows, step) if self._is_checked else self._call_checked(step, rows, windows)
 
     def _call_checked(self, step: Step, rows: Tensor, windows: Windows) -> Tensor:
         check_attention(self._model)

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from looseleaf.errors import InvalidArgument, UnsupportedModel
-from looseleaf.integrations.transformers.switch import note_mask, note_window, use_attention
+from looseleaf.integrations.transformers.switch import SETTING, note_mask, note_window, turn
 from looseleaf.integrations.transformers.versions import missing_scale, text_config
 
 if TYPE_CHECKING:
@@ -171,8 +171,14 @@ def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
         UnsupportedModel: as `check_attention`.
     """
     check_attention(model)
-    with use_attention(model, ATTENTION_NAME):
-        yield
+    settings = vars(text_config(model))
+    with turn(model):
+        before = settings.get(SETTING)
+        try:
+            settings[SETTING] = ATTENTION_NAME
+            yield
+        finally:
+            settings[SETTING] = before
 
 
 def _keep_mask(

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from looseleaf.errors import InvalidArgument, InvalidType, UnsupportedModel
 from looseleaf.integrations.transformers.attention import check_attention
 from looseleaf.integrations.transformers.forward import CACHE_ATTENTION_NAME
-from looseleaf.integrations.transformers.switch import turn, use_attention
+from looseleaf.integrations.transformers.switch import run_with_attention, turn
 from looseleaf.integrations.transformers.versions import CACHE_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedModel
+
+    from looseleaf.integrations.transformers.switch import Windows
 
     Run = Callable[..., Any]
 
@@ -92,14 +94,16 @@ def _forward(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: d
         with turn(model):  # not while another thread's pass has our attention
             return run(*args, **options)
     arguments = _named(type(model).forward, model, args, options)
-    with use_attention(model, CACHE_ATTENTION_NAME) as windows:
 
+    def run_cache(windows: Windows) -> Any:  # noqa: ANN401
         def checked_run(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
             output = run(**arguments)
             windows.check(model)
             return output
 
         return cache.on_forward(model, arguments, checked_run)
+
+    return run_with_attention(model, CACHE_ATTENTION_NAME, run_cache)
 
 
 def _generate(model: PreTrainedModel, run: Run, args: tuple[Any, ...], options: dict[str, Any]) -> Any:  # noqa: ANN401

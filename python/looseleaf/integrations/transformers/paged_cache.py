@@ -341,6 +341,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         input_ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if num_prompt_columns is None or input_ids is None:
             return arguments
+        if mask is not None and mask.shape[-1] == self._rows.length + input_ids.shape[1]:
+            return arguments
         if input_ids.shape[1] >= num_prompt_columns:
             return without_first(arguments, self._rows.length)
         if mask is not None and mask.shape[-1] == input_ids.shape[1]:

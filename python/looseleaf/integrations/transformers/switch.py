@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from looseleaf.errors import UnsupportedModel
 from looseleaf.integrations.transformers.versions import text_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-__all__ = ["Windows", "note_mask", "note_window", "turn", "use_attention"]
+__all__ = ["SETTING", "Windows", "note_mask", "note_window", "run_with_attention", "turn"]
+
+SETTING = "_attn_implementation_internal"
+"""Where a config keeps it: `set_attn_implementation` would walk through all modules, and set the parts of a multimodal
+model alike."""
+
+_T = TypeVar("_T")
 
 
 class Windows:
@@ -72,22 +77,23 @@ def turn(model: PreTrainedModel) -> threading.RLock:
     return found
 
 
-@contextmanager
-def use_attention(model: PreTrainedModel, name: str) -> Iterator[Windows]:
-    """Let the layers that fill the cache attend by a registered function inside a `with`, and as before after it.
+def run_with_attention(model: PreTrainedModel, name: str, run: Callable[[Windows], _T]) -> _T:
+    """Run a pass while the layers that fill the cache attend by a registered function; they attend as before after it.
 
     Other parts of a multimodal model, such as its vision tower, keep their attention. Other threads wait.
+
+    No context manager of Python's own, and no assignment to the config, which checks what it is given: an interrupt in
+    the middle of either would leave the setting ours, or the lock taken.
     """
-    config: PretrainedConfig = text_config(model)
+    settings = vars(text_config(model))
     with turn(model):
-        # `set_attn_implementation` would walk through all modules, and set the parts of a multimodal model alike.
-        before, outer = config._attn_implementation_internal, _CURRENT.windows  # noqa: SLF001
-        windows = _CURRENT.windows = Windows()
-        config._attn_implementation_internal = name  # noqa: SLF001
+        before, outer = settings.get(SETTING), _CURRENT.windows
         try:
-            yield windows
+            settings[SETTING] = name
+            windows = _CURRENT.windows = Windows()
+            return run(windows)
         finally:
-            config._attn_implementation_internal = before  # noqa: SLF001
+            settings[SETTING] = before
             _CURRENT.windows = outer
 
 
