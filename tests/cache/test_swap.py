@@ -278,3 +278,18 @@ def test_what_is_no_sequence_or_nothing_swapped_is_refused(wrong: Any) -> None:
     for call in (space.swap_out, space.discard, lambda value: space.swap_in(value, [1])):
         with pytest.raises(InvalidType, match="must"):
             call(wrong)
+
+
+def test_the_time_of_a_block_counts_only_blocks_that_were_copied() -> None:
+    cache, hand = new_cache(num_blocks=8, prefix_caching=True), ByHand()
+    space = SwapSpace(cache, num_blocks=4, copier=hand)
+    tokens = list(range(10, 23))
+    swapped = space.swap_out(computed(cache, tokens))
+    hand.finish()
+    space.settle()
+    before = space.seconds_per_block
+    coming = space.swap_in(swapped, tokens)  # the first three of four blocks are cached
+    assert coming.sequence.num_cached_tokens == 12
+    hand.finish()
+    space.settle()
+    assert space.seconds_per_block == before

@@ -14,7 +14,7 @@ from transformers import (
 
 from looseleaf import Engine, SamplingParams
 from looseleaf.engine.beam import BeamSearch
-from looseleaf.errors import InvalidArgument
+from looseleaf.errors import InvalidArgument, TooManySequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -213,6 +213,23 @@ def test_samples_leave_beams_their_rows(small_model: PreTrainedModel, sizes: dic
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3}
     assert found == [theirs(small_model, prompt, **options) for prompt in (PROMPT[:2], PROMPT[3:5])]
     assert engine.cache.stats().num_available == 64
+
+
+def test_a_fork_that_somebody_outside_leaves_no_place_for_ends_its_search_only(small_model: PreTrainedModel) -> None:
+    engine = Engine(small_model, num_blocks=64, max_sequences=4)
+    others = [engine.cache.admit([1]) for _ in range(2)]
+    params = [SamplingParams(max_tokens=6, ignore_eos=True), SamplingParams(max_tokens=6, num_beams=3)]
+    stream = engine.stream([PROMPT, PROMPT[:4]], params)
+    results = {event.index: event.result for event in stream if event.result is not None}
+    assert isinstance(results[1].error, TooManySequences)
+    assert results[0].error is None
+    assert [results[0].token_ids] == [
+        answer[:6] for answer in theirs(small_model, PROMPT, eos_token_id=None, max_new_tokens=6)
+    ]
+    for other in others:
+        other.release()
+    assert engine.cache.stats().num_available == 64
+    assert engine.cache.stats().num_sequences == 0
 
 
 def test_more_beams_than_tokens_are_refused(small_model: PreTrainedModel) -> None:

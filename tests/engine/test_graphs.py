@@ -111,7 +111,9 @@ def test_recorded_steps_answer_as_launched_ones_on_a_card(
             for cuda_graphs in (False, True)
         )
         expected = [result.token_ids for result in launched.generate(tiny_prompts, params)]
+        graphs = recorded._loop._forward.__self__.graphs  # type: ignore[attr-defined]
         for _ in range(2):
             assert [result.token_ids for result in recorded.generate(tiny_prompts, params)] == expected
+        assert 8 in graphs.sizes
     finally:
         tiny_model.to("cpu")

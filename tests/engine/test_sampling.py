@@ -149,6 +149,28 @@ def test_a_processor_with_a_state_is_called_once_a_token(tiny_model: PreTrainedM
     assert seen == [len(prompts[0]) + number for number in range(6)]
 
 
+@pytest.mark.parametrize("num_drafts", [1, 4])
+def test_an_error_behind_a_wrong_draft_is_none(tiny_model: PreTrainedModel, num_drafts: int) -> None:
+    prompt = [11, 12, 13, 14] * 4
+    plain = SamplingParams(max_tokens=20, ignore_eos=True)
+    (whole,) = new_engine(tiny_model).generate([prompt], plain)
+    right = [*prompt, *whole.token_ids]
+
+    def follow(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if history[0].tolist() != right[: history.shape[1]]:
+            raise LookupError
+        return scores
+
+    params = SamplingParams(
+        max_tokens=20, ignore_eos=True, logits_processors=[follow], prompt_lookup_num_tokens=num_drafts
+    )
+    engine = new_engine(tiny_model)
+    (result,) = engine.generate([prompt], params)
+    assert (result.error, result.token_ids) == (None, whole.token_ids)
+    assert engine.report().num_drafted > engine.report().num_accepted
+    assert_all_free(engine)
+
+
 @pytest.mark.parametrize("num_drafts", [1, 4, 9])
 def test_speculation_changes_no_text_and_saves_steps(
     tiny_model: PreTrainedModel, generate_alone: Callable[..., list[list[int]]], num_drafts: int

@@ -17,6 +17,7 @@ from tests.engine.test_engine import assert_all_free
 from looseleaf import Engine, SamplingParams
 from looseleaf.engine.loop import Loop
 from looseleaf.engine.output import Output
+from looseleaf.engine.request import Request
 from looseleaf.errors import LooseleafError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from looseleaf.engine import TokenEvent
-    from looseleaf.engine.request import Request
 
 
 def calling(hook: Callable[[], object], **params: object) -> SamplingParams:
@@ -254,3 +254,62 @@ os.wait()
 def test_a_forked_process_is_told_and_does_not_wait() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "ForkedProcess\n"
+
+
+def test_what_ended_just_before_an_error_gives_back_its_blocks(
+    tiny_model: PreTrainedModel, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model, tiny_tokenizer, num_blocks=60)
+    (whole,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+    stop = tiny_tokenizer.decode(whole.token_ids[:3])[-1]
+    take = Output.take
+
+    def failing(output: Output) -> list[TokenEvent]:
+        if output.request.index == 1 and output.request.num_generated == 3:
+            raise LookupError
+        return take(output)
+
+    monkeypatch.setattr(Output, "take", failing)
+    params = [SamplingParams(max_tokens=100, ignore_eos=True, stop=stop), SamplingParams(max_tokens=9, ignore_eos=True)]
+    with pytest.raises(LookupError):
+        engine.generate([[5, 6, 7], [9, 9]], params)
+    assert_all_free(engine)
+
+
+def test_an_error_that_one_caller_meets_is_the_result_of_the_others(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    other, first = engine.stream([[3, 4]], params), engine.stream([[5, 6]], params)
+    next(other), next(first)
+
+    def fail(_loop: Loop) -> list[Request]:
+        raise LookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "step", fail)
+        with pytest.raises(LookupError):
+            list(first)
+    *_, last = other
+    assert last.result is not None
+    assert (last.result.finish_reason, type(last.result.error)) == ("error", LookupError)
+    assert_all_free(engine)
+
+
+def test_an_engine_that_is_never_idle_keeps_no_request_that_ended(tiny_model: PreTrainedModel) -> None:
+    engine = Engine(tiny_model, num_blocks=60)
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    open_all_along = engine.stream([[3, 4]], SamplingParams(max_tokens=200, ignore_eos=True))
+    next(open_all_along)
+    gc.collect()
+    before = sum(type(one) is Request for one in gc.get_objects())
+    for _ in range(5):
+        engine.generate([[5, 6], [7, 8]], params)
+    gc.collect()
+    assert sum(type(one) is Request for one in gc.get_objects()) == before
+    report = engine.report()
+    assert (report.num_requests, report.num_finished) == (11, 10)
+    assert report.num_generated_tokens > 20
+    open_all_along.close()
+    assert engine.report().num_requests == 11

@@ -34,13 +34,14 @@ class SwappedOut:
         num_tokens: computed tokens that it holds.
     """
 
-    __slots__ = ("_blocks", "_is_discarded", "_sequence", "_space", "_transfer", "num_tokens")
+    __slots__ = ("_blocks", "_is_discarded", "_num_copied", "_sequence", "_space", "_transfer", "num_tokens")
 
     def __init__(
         self, space: SwapSpace, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer
     ) -> None:
         self.num_tokens = num_tokens
         self._space = space
+        self._num_copied = len(blocks)
         self._sequence: Sequence | None = sequence
         self._blocks = blocks
         self._transfer = transfer
@@ -60,16 +61,22 @@ class SwappedIn:
         num_tokens: tokens that are computed then.
     """
 
-    __slots__ = ("_blocks", "_is_discarded", "_space", "_transfer", "is_done", "num_tokens", "sequence")
+    __slots__ = ("_blocks", "_is_discarded", "_num_copied", "_space", "_transfer", "is_done", "num_tokens", "sequence")
 
     def __init__(
-        self, space: SwapSpace, sequence: Sequence, num_tokens: int, blocks: list[int], transfer: Transfer | None
+        self,
+        space: SwapSpace,
+        sequence: Sequence,
+        swapped: SwappedOut,
+        transfer: Transfer | None,
+        num_copied: int,
     ) -> None:
         self._space = space
+        self._num_copied = num_copied
         self.sequence = sequence
-        self.num_tokens = num_tokens
+        self.num_tokens = swapped.num_tokens
         self.is_done = False
-        self._blocks = blocks
+        self._blocks = swapped._blocks  # noqa: SLF001 - one module
         self._transfer = transfer
         self._is_discarded = False
 
@@ -251,7 +258,7 @@ class SwapSpace:
             except BaseException:
                 sequence.release()
                 raise
-        coming = SwappedIn(self, sequence, swapped.num_tokens, swapped._blocks, transfer)  # noqa: SLF001 - one module
+        coming = SwappedIn(self, sequence, swapped, transfer, num_copied=len(sources))
         swapped._is_discarded = True  # noqa: SLF001 - one module
         self._coming.append(coming)
         self.settle()
@@ -316,15 +323,15 @@ class SwapSpace:
         return self._copier(src.layers, dst.layers, mapping)
 
     def _finished(self, swaps: list[_Swap], *, wait: bool) -> list[_Swap]:
-        return [swapped for swapped in swaps if self._is_finished(swapped._transfer, swapped._blocks, wait=wait)]  # noqa: SLF001
+        return [swapped for swapped in swaps if self._is_finished(swapped._transfer, swapped._num_copied, wait=wait)]  # noqa: SLF001
 
-    def _is_finished(self, transfer: Transfer | None, blocks: list[int], *, wait: bool) -> bool:
+    def _is_finished(self, transfer: Transfer | None, num_copied: int, *, wait: bool) -> bool:
         if transfer is None:
             return True
         if wait:
             transfer.wait()
         if transfer.is_done:
-            self._measure(transfer.seconds / len(blocks))
+            self._measure(transfer.seconds / num_copied)
         return transfer.is_done
 
     def _measure(self, seconds: float) -> None:

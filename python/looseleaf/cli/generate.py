@@ -244,8 +244,10 @@ def _answer(engine: Engine, prompts: list[str], params: SamplingParams, results:
         for event in events:
             if stream:
                 printed.add(event)
-            bars.advance(tokens)
+            bars.advance(tokens, int(event.token_id is not None))
             if event.result is not None:
                 results.append(event.result)
                 bars.advance(answers)
-                bars.advance(tokens, max_tokens - len(event.result.token_ids))
+                is_search = params.num_beams > 1  # which has no event for a token
+                num_seen = 0 if is_search else len(event.result.token_ids)
+                bars.advance(tokens, max_tokens - num_seen)

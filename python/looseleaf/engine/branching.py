@@ -69,6 +69,9 @@ def advance_beams(rows: Rows, request: Request, step: BeamStep | None) -> list[R
 
     Returns:
         The request, if its branches got a token.
+
+    Raises:
+        TooManySequences: somebody outside holds them; each branch holds what it got.
     """
     if step is not None:
         request.times.first_token = request.times.first_token or perf_counter()
@@ -99,13 +102,14 @@ def _follow(rows: Rows, request: Request, step: BeamStep) -> None:
         return
     heirs: dict[int, Branch] = {}
     for branch, parent in zip(request.branches, step.parents, strict=True):
-        sequence = before[parent].sequence
-        assert sequence is not None  # noqa: S101 - a parent is a branch that ran
-        if parent in heirs:
-            branch.sequence = sequence.fork()
-        else:
+        if parent not in heirs:
             heirs[parent] = branch
-            branch.sequence = sequence
+            branch.sequence = before[parent].sequence
+    for branch, parent in zip(request.branches, step.parents, strict=True):
+        sequence = heirs[parent].sequence
+        assert sequence is not None  # noqa: S101 - a parent is a branch that ran
+        if branch is not heirs[parent]:
+            branch.sequence = sequence.fork()
         rows.add(branch, num_known=num_computed + 1, num_computed=num_computed, last_token=branch.token_ids[-1])
 
 
@@ -114,9 +118,11 @@ def _restore(rows: Rows, request: Request, root: Branch) -> None:
     rows.remove([request])
     num_computed = len(request.prompt)
     num_generated = request.num_generated
-    assert root.sequence is not None  # noqa: S101 - it was computed
-    for place, branch in enumerate(request.branches):
-        branch.sequence = root.sequence if place == 0 else root.sequence.fork()
+    sequence, root.sequence, request.root = root.sequence, None, None
+    assert sequence is not None  # noqa: S101 - it was computed
+    request.branches[0].sequence = sequence
+    for branch in request.branches:
+        branch.sequence = branch.sequence or sequence.fork()
         rows.add(
             branch,
             num_known=num_computed + num_generated,
@@ -124,5 +130,3 @@ def _restore(rows: Rows, request: Request, root: Branch) -> None:
             last_token=branch.token_ids[-1],
             num_held=int(num_generated > 1),
         )
-    root.sequence = None
-    request.root = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from looseleaf.engine.beam import BeamStep
     from looseleaf.engine.plan import Plan
     from looseleaf.engine.request import Branch, Request
+
+    _Drawn: TypeAlias = tuple[int, TokenLogprobs | None] | Exception
 
 __all__ = ["Choices", "choose"]
 
@@ -71,7 +73,6 @@ class _Chooser:
         self._plan = plan
         self._rows: list[Row] = []
         self._places: list[int] = []
-        self._owners: list[Request] = []
         self._choices = Choices(plan.num_computed.copy(), [[] for _ in plan.branches])
 
     def choose(self) -> Choices:
@@ -134,39 +135,49 @@ class _Chooser:
             history = np.concatenate([history, proposed])
         self._rows.append(_row(request, history))
         self._places.append(place)
-        self._owners.append(request)
 
-    def _draw(self) -> list[tuple[int, TokenLogprobs | None] | None]:
-        """Token and log-probabilities of each row; None for those that failed."""
+    def _draw(self) -> list[_Drawn]:
+        """Token and log-probabilities of each row, or why it has none."""
         if not self._rows:
             return []
         is_every = self._places == list(range(len(self._logits)))
         sampled = sample(self._logits if is_every else self._logits[self._places], self._rows)
-        self._choices.failed += [(self._owners[place], error) for place, error in sampled.errors.items()]
-        drawn = list(zip(sampled.token_ids, sampled.logprobs, strict=True))
-        return [None if place in sampled.errors else one for place, one in enumerate(drawn)]
+        drawn = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        return [sampled.errors.get(place, one) for place, one in enumerate(drawn)]
 
-    def _hand_out(self, place: int, request: Request, drawn: list[tuple[int, TokenLogprobs | None] | None]) -> None:
+    def _hand_out(self, place: int, request: Request, drawn: list[_Drawn]) -> None:
         drafts = self._plan.drafts.get(place, ())
         own, others = drawn[: len(drafts) + 1], drawn[len(drafts) + 1 :]
-        accepted = [one for one in own if one is not None]
-        if len(accepted) < len(own):
+        if isinstance(own[0], Exception):
+            self._choices.failed.append((request, own[0]))
             return
-        num_accepted = 1
-        while num_accepted <= len(drafts) and accepted[num_accepted - 1][0] == drafts[num_accepted - 1]:
-            num_accepted += 1
+        accepted = [own[0]]
+        for draft, one in zip(drafts, own[1:], strict=True):
+            # What comes after a draft counts if the draft is right. An error there is met again without it.
+            if accepted[-1][0] != draft or isinstance(one, Exception):
+                break
+            accepted.append(one)
         request.num_drafted += len(drafts)
-        request.num_accepted += num_accepted - 1
-        self._choices.num_computed[place] -= len(own) - num_accepted
-        self._choices.answers[place] = [token_id for token_id, _ in accepted[:num_accepted]]
-        request.logprobs += [logprobs for _, logprobs in accepted[:num_accepted] if logprobs is not None]
-        if others:  # samples whose own processors raised do not begin
-            begun = [(other, one) for other, one in zip(request.samples, others, strict=True) if one is not None]
-            request.samples = [other for other, _ in begun]
-            self._choices.samples[request.arrival] = [token_id for _, (token_id, _) in begun]
-            for other, (_, logprobs) in begun:
-                if logprobs is not None:
-                    other.logprobs.append(logprobs)
+        request.num_accepted += len(accepted) - 1
+        self._choices.num_computed[place] -= len(own) - len(accepted)
+        self._choices.answers[place] = [token_id for token_id, _ in accepted]
+        request.logprobs += [logprobs for _, logprobs in accepted if logprobs is not None]
+        if others:
+            self._begin_samples(request, others)
+
+    def _begin_samples(self, request: Request, drawn: list[_Drawn]) -> None:
+        """Those that have a first token; the others fail."""
+        begun = []
+        first_tokens = self._choices.samples[request.arrival] = []
+        for sample_of, one in zip(request.samples, drawn, strict=True):
+            if isinstance(one, Exception):
+                self._choices.failed.append((sample_of, one))
+                continue
+            begun.append(sample_of)
+            first_tokens.append(one[0])
+            if one[1] is not None:
+                sample_of.logprobs.append(one[1])
+        request.samples = begun
 
     def _read_prompt(self, place: int, request: Request, start: int, count: int) -> None:
         """Log-probabilities of prompt tokens; a row tells those of the token after it."""

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from looseleaf.cache.swap import SwapSpace
@@ -65,7 +66,8 @@ class Engine:
 
     Raises:
         InvalidArgument: a number is out of range, not exactly one of `num_blocks` and `memory` is given, `preemption`
-            is "swap" without `swap_memory`, or the model is not in eval mode.
+            is no such word or "swap" without `swap_memory`, `cuda_graphs` is asked for without a CUDA device, or the
+            model is not in eval mode.
         OutOfMemory: the device does not have so much memory.
         InvalidType: an argument has another type.
         UnsupportedModel: the model has no head for language, its cache has a shape that is not supported, or
@@ -128,7 +130,7 @@ class Engine:
         )
         runner = Runner(model, num_layers=shape.num_layers)
         if cuda_graphs:
-            runner.graphs = DecodeGraphs(self._cache, max_sequences, runner.call, record_on_cuda)
+            runner.graphs = DecodeGraphs(self._cache, max_sequences, runner.call, partial(record_on_cuda, model.device))
         self._bytes_per_token = bytes_per_token(shape)
         is_swapping = swap_memory is not None and preemption != "recompute"
         self._loop = Loop(
@@ -148,7 +150,6 @@ class Engine:
         self._closed: deque[Stream] = deque()
         self._streams: list[Stream] = []
         self._owners: dict[Request, Stream] = {}
-        self._reported: list[Request] = []
 
     @property
     def cache(self) -> PagedKVCache:
@@ -236,7 +237,7 @@ class Engine:
 
     def report(self) -> Report:
         """Time and memory of the latest run, or of the running one until now; streams open together are one run."""
-        return self._loop.meter.report(self._reported)
+        return self._loop.meter.report([request for stream in self._streams for request in stream.members])
 
     def _run(self, requests: list[Request], *, with_text: bool) -> Generator[TokenEvent, None, None]:
         stream = Stream(requests, self._tokenizer, with_text=with_text)
@@ -280,18 +281,22 @@ class Engine:
                         return events or None
                     self._deliver(self._loop.step())
                     return self._take(stream)
-                except BaseException:
-                    self._abort_all()
+                except BaseException as error:
+                    self._end_all(stream, error)
                     raise
                 finally:
                     self._is_busy = False
         finally:
             self._drop_closed()
 
-    def _abort_all(self) -> None:
+    def _end_all(self, raising: Stream, error: BaseException) -> None:
+        """After an error that is nobody's in particular: whoever pulled gets it raised, the others as their result."""
         for stream in self._streams:
-            self._loop.abort(stream.unfinished)
-            stream.news.update(dict.fromkeys(stream.unfinished))
+            if stream is not raising and isinstance(error, Exception):
+                unfinished = [request for request in stream.outputs if request.finish_reason is None]
+                self._loop.scheduler.fail(unfinished, error)
+            self._loop.abort(stream.members)
+            stream.news.update(dict.fromkeys(stream.outputs))
 
     def _take(self, stream: Stream) -> list[TokenEvent]:
         events, stopped = stream.take()
@@ -327,11 +332,10 @@ class Engine:
                 self._opened.popleft()
                 continue
             if not self._streams:
-                self._loop.meter, self._reported = self._new_meter(), []
+                self._loop.meter = self._new_meter()
             self._streams.append(stream)
             self._opened.popleft()
-            self._reported += stream.unfinished
-            self._owners |= dict.fromkeys(stream.unfinished, stream)
+            self._owners |= dict.fromkeys(stream.members, stream)
             for request in stream.requests:
                 try:
                     self._loop.scheduler.submit(request)
@@ -340,14 +344,15 @@ class Engine:
             self._deliver(self._loop.scheduler.take_news())
         while self._closed:
             stream = self._closed[0]
-            self._loop.abort(stream.unfinished)
-            for request in stream.unfinished:
+            self._loop.abort(stream.members)
+            for request in stream.members:
                 self._owners.pop(request, None)
-            self._streams = [other for other in self._streams if other is not stream]
+            if stream in self._streams:
+                self._streams = [other for other in self._streams if other is not stream]
+                self._loop.meter.settle(stream.members)
             self._closed.popleft()
             if not self._streams:
                 self._loop.scheduler.close()
-                self._owners.clear()
 
     def _deliver(self, news: Iterable[Request]) -> None:
         for request in news:

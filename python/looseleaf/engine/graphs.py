@@ -7,6 +7,7 @@ of length 0 and with slot -1, which the kernels skip. Numbers of rows are rounde
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -114,19 +115,24 @@ class DecodeGraphs:
         return replay()[:number]
 
 
-def record_on_cuda(run: Callable[[], Tensor]) -> Replay:
-    """Record a function's launches, after a run that lets libraries allocate what they keep."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+_RECORDING = threading.Lock()  # one at a time in a process
+
+
+def record_on_cuda(device: torch.device, run: Callable[[], Tensor]) -> Replay:
+    """Record a function's launches on a device, after a run that lets libraries allocate what they keep."""
+    with torch.cuda.device(device), _RECORDING:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            out = run()
 
     def replay() -> Tensor:
-        graph.replay()
+        with torch.cuda.device(device):
+            graph.replay()
         return out
 
     return replay

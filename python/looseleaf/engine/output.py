@@ -36,9 +36,9 @@ class Output:
         self._stream = TextStream(tokenizer, stop=request.params.stop) if has_stream and tokenizer is not None else None
 
     def take(self) -> list[TokenEvent]:
-        """Events of what happened since the last call. A stop string that appears ends the request: see `is_stopped`.
+        """Events of what happened since the last call; the last one of an answer has its result.
 
-        The last one of an answer has its result.
+        A stop string that appears ends the request, whose `finish_reason` is then "stop".
         """
         request = self.request
         if request.beam is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable
 
     from looseleaf.engine.request import Request
 
@@ -74,6 +75,7 @@ class Meter:
         self._block_size = block_size
         self._bytes_per_token = bytes_per_token
         self._max_sequence_len = max_sequence_len
+        self._settled = _Sums()
         self._seconds = 0.0
         self._num_steps = 0
         self._peak_running = 0
@@ -99,28 +101,62 @@ class Meter:
         """Count the time of a step."""
         self._seconds += seconds
 
-    def report(self, requests: Collection[Request]) -> Report:
-        """Sum up, with what the requests of the run say of themselves."""
-        accepted = [request for request in requests if request.finish_reason != "error"]
-        num_generated = sum(request.num_generated * request.num_rows for request in accepted)
-        longest = max((request.max_len for request in accepted), default=0)
+    def settle(self, requests: Iterable[Request]) -> None:
+        """Count requests for good: the meter keeps their numbers and not them."""
+        self._settled.add(requests)
+
+    def report(self, requests: Iterable[Request]) -> Report:
+        """Sum up what was settled, and what requests that are not say of themselves."""
+        sums = copy(self._settled)
+        sums.add(requests)
         return Report(
-            num_requests=len(requests),
-            num_finished=sum(request.finish_reason in ("stop", "length") for request in accepted),
-            num_prompt_tokens=sum(len(request.prompt) for request in accepted),
-            num_cached_tokens=sum(request.num_cached_tokens for request in accepted),
-            num_generated_tokens=num_generated,
+            num_requests=sums.num_requests,
+            num_finished=sums.num_finished,
+            num_prompt_tokens=sums.num_prompt_tokens,
+            num_cached_tokens=sums.num_cached_tokens,
+            num_generated_tokens=sums.num_generated_tokens,
             seconds=self._seconds,
-            tokens_per_second=num_generated / self._seconds if self._seconds else 0.0,
+            tokens_per_second=sums.num_generated_tokens / self._seconds if self._seconds else 0.0,
             num_steps=self._num_steps,
-            num_preemptions=sum(request.num_preemptions for request in requests),
-            num_swaps=sum(request.num_swaps for request in requests),
-            num_drafted=sum(request.num_drafted for request in requests),
-            num_accepted=sum(request.num_accepted for request in requests),
+            num_preemptions=sums.num_preemptions,
+            num_swaps=sums.num_swaps,
+            num_drafted=sums.num_drafted,
+            num_accepted=sums.num_accepted,
             peak_running=self._peak_running,
             peak_blocks=self._peak_blocks,
             paged_bytes=self._peak_blocks * self._block_size * self._bytes_per_token,
-            padded_bytes=self._peak_running * longest * self._bytes_per_token,
+            padded_bytes=self._peak_running * sums.longest * self._bytes_per_token,
             contiguous_bytes=self._peak_running * self._max_sequence_len * self._bytes_per_token,
             wasted_slots_percent=100 * self._sum_empty / self._sum_slots if self._sum_slots else 0.0,
         )
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Over requests, as `Report` names them; `longest`: prompt and `max_tokens` of one."""
+
+    num_requests: int = 0
+    num_finished: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    longest: int = 0
+
+    def add(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.num_requests += 1
+            self.num_preemptions += request.num_preemptions
+            self.num_swaps += request.num_swaps
+            self.num_drafted += request.num_drafted
+            self.num_accepted += request.num_accepted
+            if request.finish_reason == "error":
+                continue
+            self.num_finished += request.finish_reason in ("stop", "length")
+            self.num_prompt_tokens += len(request.prompt)
+            self.num_cached_tokens += request.num_cached_tokens
+            self.num_generated_tokens += request.num_generated * request.num_rows
+            self.longest = max(self.longest, request.max_len)

@@ -39,7 +39,7 @@ class Result:
         text: `token_ids` as text without the token that ended it, without special tokens, cut before the stop string
             that ended it; None without a tokenizer.
         finish_reason: "stop" after a stop token or a stop string, "length" after `max_tokens`, "error" if the request
-            was refused or failed, "abort" if its stream was closed.
+            was refused or failed, "abort" if its stream was closed or interrupted.
         error: what the model raised, or why the request was refused: `NeverFits`, `SequenceTooLong`, `OutOfBlocks`.
         logprobs: of each token, if `SamplingParams.logprobs` asked for them; else empty.
         prompt_logprobs: of each prompt token but the first, if `SamplingParams.prompt_logprobs` asked for them.

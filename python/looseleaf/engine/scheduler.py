@@ -23,7 +23,7 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.draft import propose
 from looseleaf.engine.plan import Plan
 from looseleaf.engine.rows import Rows
-from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, SequenceTooLong
+from looseleaf.errors import EmptyPrompt, InvalidArgument, NeverFits, SequenceTooLong, TooManySequences
 from looseleaf.sizing import blocks_for_tokens
 
 if TYPE_CHECKING:
@@ -216,8 +216,14 @@ class Scheduler:
         for request in [request for request in served if request.samples]:
             served += branching.begin_samples(self._rows, request, samples[request.arrival], self._admission)
         searches = {id(branch.request): branch.request for branch in plan.branches if branch.request.beam is not None}
+        refused = []
         for request in searches.values():
-            served += branching.advance_beams(self._rows, request, beams.get(request.arrival))
+            try:
+                served += branching.advance_beams(self._rows, request, beams.get(request.arrival))
+            except TooManySequences as error:
+                refused.append((request, error))
+        for request, reason in refused:
+            self.fail([request], reason)
         self._leave([request for request in served if request.finish_reason])
         self._news += served
         return served

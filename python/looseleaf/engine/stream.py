@@ -25,21 +25,19 @@ class Stream:
 
     Attributes:
         requests: as given.
+        members: these and their samples, as long as the stream lives.
         outputs: of the requests and samples whose end was not handed out.
         is_closed: whether its caller has left.
         news: those among them that have a new token or an error. A step costs what it has to say, not what waits.
     """
 
-    __slots__ = ("is_closed", "news", "outputs", "requests")
+    __slots__ = ("is_closed", "members", "news", "outputs", "requests")
 
     def __init__(self, requests: list[Request], tokenizer: PreTrainedTokenizerBase | None, *, with_text: bool) -> None:
         self.requests = requests
         self.is_closed = False
-        self.outputs = {
-            one: Output(one, tokenizer, with_text=with_text)
-            for request in requests
-            for one in (request, *request.samples)
-        }
+        self.members = [one for request in requests for one in (request, *request.samples)]
+        self.outputs = {one: Output(one, tokenizer, with_text=with_text) for one in self.members}
         self.news: dict[Request, None] = {}
 
     @property
