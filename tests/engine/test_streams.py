@@ -39,6 +39,13 @@ def calling(hook: Callable[[], object], **params: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "logits_processors": [process]} | params)  # type: ignore[arg-type]
 
 
+def stop_after_three(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The last character of the first three tokens after [5, 6, 7]."""
+    (whole,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+    text: str = tokenizer.decode(whole.token_ids[:3])
+    return text[-1]
+
+
 def test_a_stream_that_is_closed_inside_a_step_is_dropped_after_it(tiny_model: PreTrainedModel) -> None:
     engine = Engine(tiny_model, num_blocks=60)
     plain = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -153,8 +160,7 @@ def test_a_stop_string_that_came_before_a_failing_step_ends_the_answer(
     tiny_model: PreTrainedModel, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     engine = Engine(tiny_model, tiny_tokenizer, num_blocks=60)
-    (whole,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
-    text = tiny_tokenizer.decode(whole.token_ids[:3])
+    stop = stop_after_three(engine, tiny_tokenizer)
     steps = 0
 
     def hook(*_: object) -> None:
@@ -163,7 +169,7 @@ def test_a_stop_string_that_came_before_a_failing_step_ends_the_answer(
         if steps == 6:
             raise LookupError
 
-    waiting = engine.stream([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, stop=text[-1]))
+    waiting = engine.stream([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, stop=stop))
     other = engine.stream([[9, 9]], SamplingParams(max_tokens=8, ignore_eos=True))
     events = [next(waiting)]
     handle = tiny_model.model.layers[-1].register_forward_pre_hook(hook)
@@ -260,8 +266,7 @@ def test_what_ended_just_before_an_error_gives_back_its_blocks(
     tiny_model: PreTrainedModel, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tiny_model, tiny_tokenizer, num_blocks=60)
-    (whole,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
-    stop = tiny_tokenizer.decode(whole.token_ids[:3])[-1]
+    stop = stop_after_three(engine, tiny_tokenizer)
     take = Output.take
 
     def failing(output: Output) -> list[TokenEvent]:

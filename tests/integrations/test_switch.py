@@ -35,20 +35,23 @@ PROMPT = list(range(40, 60))
 MAX_TOKENS = 24
 
 
+def small(**sizes: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    } | sizes
+
+
 @pytest.fixture
 def model(one_thread: None) -> PreTrainedModel:  # noqa: ARG001 - steps of few tokens
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**small(vocab_size=128, initializer_range=0.2))).eval()
 
 
 @pytest.fixture
@@ -129,19 +132,6 @@ def test_a_plain_thread_beside_an_open_cache_gets_its_own_answer(model: PreTrain
         paged = [threads.submit(on_pages, model) for _ in range(8)]
         others = [threads.submit(plain, model) for _ in range(8)]
         assert [future.result() for future in paged + others] == [expected] * 16
-
-
-def small(**sizes: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-    } | sizes
 
 
 def test_a_window_that_only_the_mask_knows_is_refused(one_thread: None) -> None:  # noqa: ARG001

@@ -262,13 +262,12 @@ class Engine:
                     yield event
         finally:
             self._close(stream)
-            if (
-                pull is not None and not pull.done()
-            ):  # cancelled in the middle of a step, at whose end its blocks are free
+            # Cancelled in the middle of a step: its blocks are free at the end of that.
+            if pull is not None and not pull.done():
                 await asyncio.wait([asyncio.wrap_future(pull)])
 
     def _pull(self, stream: Stream) -> list[TokenEvent] | None:
-        """Events of a stream, those of one step at most, perhaps none; None at its end. An error aborts all streams."""
+        """Events of a stream, those of one step at most, perhaps none; None at its end. An error ends all streams."""
         try:
             with self._lock:
                 if self._is_busy:

@@ -40,11 +40,6 @@ class Stream:
         self.outputs = {one: Output(one, tokenizer, with_text=with_text) for one in self.members}
         self.news: dict[Request, None] = {}
 
-    @property
-    def unfinished(self) -> list[Request]:
-        """Requests whose end was not handed out."""
-        return list(self.outputs)
-
     def take(self) -> tuple[list[TokenEvent], list[Request]]:
         """New events, in order of the prompts; and the requests that ended just now, at a stop string: abort them."""
         events: list[TokenEvent] = []
