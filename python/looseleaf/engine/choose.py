@@ -169,14 +169,14 @@ class _Chooser:
         """Those that have a first token; the others fail."""
         begun = []
         first_tokens = self._choices.samples[request.arrival] = []
-        for sample_of, one in zip(request.samples, drawn, strict=True):
+        for other, one in zip(request.samples, drawn, strict=True):
             if isinstance(one, Exception):
-                self._choices.failed.append((sample_of, one))
+                self._choices.failed.append((other, one))
                 continue
-            begun.append(sample_of)
+            begun.append(other)
             first_tokens.append(one[0])
             if one[1] is not None:
-                sample_of.logprobs.append(one[1])
+                other.logprobs.append(one[1])
         request.samples = begun
 
     def _read_prompt(self, place: int, request: Request, start: int, count: int) -> None:

@@ -20,7 +20,6 @@ __all__ = ["SamplingParams"]
 
 _AT_LEAST = {"max_tokens": 1, "min_tokens": 0, "top_k": 0, "n": 1, "num_beams": 1, "prompt_lookup_num_tokens": 0}
 _OPTIONAL_AT_LEAST = {"seed": 0, "logprobs": 0, "prompt_logprobs": 0, "expected_tokens": 0}
-_AT_MOST = {"n": 16_384}  # each answer is a request of its own
 _RANGES = {
     "temperature": (0.0, math.inf),
     "top_p": (0.0, 1.0),
@@ -32,6 +31,7 @@ _RANGES = {
 }
 _ABOVE = ("top_p", "repetition_penalty")
 _MAX_SEED = 2**63
+_MAX_ANSWERS = 16_384  # each is a request of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             self._set(name, _at_least(name, getattr(self, name), least))
-        for name, most in _AT_MOST.items():
-            if getattr(self, name) > most:
-                raise InvalidArgument(f"{name} must be at most {most}, not {getattr(self, name)}")
+        if self.n > _MAX_ANSWERS:
+            raise InvalidArgument(f"n must be at most {_MAX_ANSWERS}, not {self.n}")
         for name, least in _OPTIONAL_AT_LEAST.items():
             if getattr(self, name) is not None:
                 self._set(name, _at_least(name, getattr(self, name), least))
